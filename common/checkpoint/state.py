@@ -1,0 +1,31 @@
+"""Reading and writing `state/`: what resuming needs besides the model that others load."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.io import CheckpointIO
+
+FILE = "trainer.pt"
+
+
+class TensorIO(CheckpointIO):
+    """Lightning's checkpoint dictionary in one file of tensors and plain values; no code is ever unpickled.
+
+    The file is written straight to its place: the folder around it becomes a checkpoint only when it is committed.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        torch.save(checkpoint, path)
+
+    def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = None, **_: Any) -> dict[str, Any]:
+        state: dict[str, Any] = torch.load(path, map_location=map_location or "cpu", weights_only=True)
+        return state
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        Path(path).unlink(missing_ok=True)

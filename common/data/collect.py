@@ -1,0 +1,145 @@
+"""Reading and checking a whole data set, with every row accounted for."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from ..errors import BadExample, DataError
+from ..recipe import DataSection, Source
+from .processing import Processing
+
+SHOWN = 5
+"""Bad examples named in full for each reason."""
+
+
+@dataclass
+class Report:
+    """What became of the rows: `rows == kept_rows + dropped`, always.
+
+    Args:
+        rows: rows read.
+        kept_rows: rows that gave at least one example.
+        examples: examples made of them (more than rows where rows were cut into pieces).
+        dropped: number of rows left out, by reason.
+        named: the first few of them for each reason, with file and row.
+        cost: summed cost of the examples, in `unit`.
+    """
+
+    unit: str = "examples"
+    rows: int = 0
+    kept_rows: int = 0
+    examples: int = 0
+    cost: float = 0.0
+    dropped: Counter[str] = field(default_factory=Counter)
+    named: dict[str, list[str]] = field(default_factory=dict)
+
+    def drop(self, error: BadExample) -> None:
+        self.dropped[error.reason] += 1
+        named = self.named.setdefault(error.reason, [])
+        if len(named) < SHOWN:
+            named.append(str(error))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "kept_rows": self.kept_rows,
+            "examples": self.examples,
+            self.unit: round(self.cost, 3),
+            "dropped": dict(self.dropped),
+            "named": self.named,
+        }
+
+    def summary(self) -> str:
+        """One line: rows, examples, cost, and what was dropped by reason."""
+        line = f"{self.rows} rows, {self.examples} examples, {self.cost:,.0f} {self.unit}"
+        if self.dropped:
+            line += "; dropped " + ", ".join(f"{count} {reason}" for reason, count in self.dropped.most_common())
+        return line
+
+
+@dataclass
+class Collected:
+    """Examples of one or more sources, ready to be planned."""
+
+    examples: list[Any]
+    weights: list[float]
+    report: Report
+
+
+def collect(
+    sources: Sequence[Source],
+    processing: Processing[Any],
+    data: DataSection,
+    where: str = "data",
+    progress: Callable[[int], None] | None = None,
+) -> Collected:
+    """Read and check every row of the sources.
+
+    Args:
+        sources: the data sets, as in the recipe.
+        processing: what the modality does with its data.
+        data: the policy for bad examples.
+        where: place in the recipe, for messages.
+        progress: called with the number of rows done.
+
+    Raises:
+        BadExample: with `on_bad: raise`, the first bad example.
+        DataError: too many bad examples, or no good one.
+    """
+    found = Collected([], [], Report(processing.unit))
+    report = found.report
+    for source in sources:
+        for outcome in _examined(processing, processing.read(source)):
+            report.rows += 1
+            if isinstance(outcome, BadExample):
+                if data.on_bad == "raise":
+                    raise outcome
+                report.drop(outcome)
+            else:
+                report.kept_rows += 1
+                found.examples += outcome
+                found.weights += [source.weight] * len(outcome)
+                report.cost += sum(processing.cost(example) for example in outcome)
+            if progress:
+                progress(report.rows)
+    report.examples = len(found.examples)
+    _bounded(report, data.max_bad, where)
+    return found
+
+
+def _bounded(report: Report, max_bad: float, where: str) -> None:
+    dropped = sum(report.dropped.values())
+    lines = [f"    {line}" for reason in report.named for line in report.named[reason][:2]]
+    if dropped and dropped > max_bad * report.rows:
+        raise DataError(
+            "too many rows can't be used",
+            where=where,
+            given=f"{report.summary()}\n" + "\n".join(lines),
+            expected=f"at most {max_bad:.0%} of the rows (data.max_bad)",
+            do="mend the rows, or raise data.max_bad",
+        )
+    if not report.examples:
+        raise DataError("no usable example", where=where, given=report.summary())
+
+
+def _examined(processing: Processing[Any], items: Iterable[Any | BadExample]) -> Iterator[list[Any] | BadExample]:
+    """Checks in threads (reading files waits on the disk and decoding leaves Python), in the order of the rows."""
+
+    def one(item: Any | BadExample) -> list[Any] | BadExample:
+        if isinstance(item, BadExample):
+            return item
+        try:
+            return processing.examine(item)
+        except BadExample as error:
+            return error
+
+    iterator = iter(items)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        while chunk := list(islice(iterator, 512)):
+            yield from pool.map(one, chunk)

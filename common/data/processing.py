@@ -1,0 +1,146 @@
+"""From examples to batches, without the model: what runs in the data workers.
+
+A modality subclasses `Processing`: it says what an example is, checks it, gives its cost, and makes model input of it.
+It holds tokenizers and feature settings only, so that a worker process never carries a copy of the weights.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ..errors import BadExample
+from ..recipe import Source
+from .plan import Plan, Planned
+
+Example = TypeVar("Example")
+
+
+class Processing(ABC, Generic[Example]):
+    """What a modality does with its data."""
+
+    unit: ClassVar[str] = "examples"
+    """Unit of `cost`: seconds, tokens, pixels."""
+
+    @abstractmethod
+    def read(self, source: Source) -> Iterator[Example | BadExample]:
+        """All examples of a source, unchecked; each row of the source gives at least one item."""
+
+    @abstractmethod
+    def examine(self, example: Example) -> list[Example]:
+        """The check: the example ready for use, or its pieces. Raises BadExample with the reason."""
+
+    @abstractmethod
+    def cost(self, example: Example) -> float:
+        """Size of the example in `unit`."""
+
+    @abstractmethod
+    def encode(self, example: Example, generator: np.random.Generator | None) -> Any:
+        """Model input of one example; `generator` drives augmentation, None: no augmentation (evaluation)."""
+
+    @abstractmethod
+    def collate(self, encoded: Sequence[Any], generator: np.random.Generator | None) -> Any:
+        """One batch of encoded examples, as tensors."""
+
+
+@dataclass
+class Batch:
+    """A batch as the task gets it.
+
+    Args:
+        number: position in the plan.
+        epoch: pass over the data.
+        indices: the examples in it.
+        data: what `collate` made, or None if no example could be encoded.
+        real: cost of its examples, in the modality's unit.
+        padded: longest cost times number of examples.
+        bad: examples that could not be encoded.
+    """
+
+    number: int
+    epoch: int
+    indices: tuple[int, ...]
+    data: Any
+    real: float
+    padded: float
+    bad: tuple[BadExample, ...] = ()
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch with its tensors on `device`."""
+        self.data = _move(self.data, device)
+        return self
+
+
+def _move(data: Any, device: torch.device) -> Any:
+    if isinstance(data, torch.Tensor):
+        return data.to(device, non_blocking=True)
+    if isinstance(data, dict):
+        return {key: _move(value, device) for key, value in data.items()}
+    return data
+
+
+class PlannedData(Dataset[Batch]):
+    """Makes the batches of a plan; an item is a whole batch.
+
+    Everything random about example `i` in epoch `e` comes from a generator seeded by (seed, e, i), and everything
+    random about batch `n` from one seeded by (seed, n), so that a resumed run repeats it whatever worker makes it.
+    """
+
+    def __init__(self, processing: Processing[Any], examples: Sequence[Any], seed: int | None, raise_on_bad: bool):
+        self.processing, self.examples, self.seed, self.raise_on_bad = processing, examples, seed, raise_on_bad
+
+    def __getitem__(self, planned: Planned) -> Batch:
+        encoded, kept, bad = [], [], []
+        for index in planned.indices:
+            try:
+                encoded.append(self.processing.encode(self.examples[index], self._generator(0, planned.epoch, index)))
+                kept.append(index)
+            except BadExample as error:
+                if self.raise_on_bad:
+                    raise
+                bad.append(error)
+        costs = [self.processing.cost(self.examples[index]) for index in kept]
+        data = self.processing.collate(encoded, self._generator(1, planned.epoch, planned.number)) if encoded else None
+        return Batch(
+            planned.number, planned.epoch, tuple(kept), data, sum(costs), max(costs, default=0) * len(costs), tuple(bad)
+        )
+
+    def _generator(self, *key: int) -> np.random.Generator | None:
+        return None if self.seed is None else np.random.default_rng([self.seed, *key])
+
+
+class PlanSampler(Sampler[Planned]):
+    """Yields one rank's batches of a plan, from where the run stands."""
+
+    def __init__(self, plan: Plan, rank: int = 0):
+        self.plan, self.rank, self.start = plan, rank, 0
+
+    def __iter__(self) -> Iterator[Planned]:
+        return self.plan.batches(self.start, self.rank)
+
+    def __len__(self) -> int:
+        return (self.plan.total - self.start) // self.plan.ranks
+
+
+def loader(data: PlannedData, sampler: Any, workers: int) -> DataLoader[Batch]:
+    """A DataLoader over planned batches; pinned memory where there is a GPU."""
+    return DataLoader(
+        data,
+        batch_size=None,
+        sampler=sampler,
+        num_workers=workers,
+        persistent_workers=False,
+        prefetch_factor=4 if workers else None,
+        pin_memory=torch.cuda.is_available(),
+        worker_init_fn=_one_thread if workers else None,
+    )
+
+
+def _one_thread(_worker: int) -> None:
+    torch.set_num_threads(1)

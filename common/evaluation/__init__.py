@@ -1,0 +1,1 @@
+"""Evaluation: the same suite during training and from a checkpoint alone."""

@@ -1,0 +1,123 @@
+"""Run a task over an evaluation set: predictions of all examples, metrics of the whole set, a few samples to read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..data.collect import Collected
+from ..data.plan import Bounds, Planned, cut
+from ..data.processing import PlannedData, loader
+from ..recipe import Recipe
+from ..task import LossSum, Task
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics by name (slices nested) and samples for reading."""
+
+    metrics: dict[str, Any]
+    samples: list[dict[str, Any]]
+
+
+def spread(number: int, limit: int | None) -> list[int]:
+    """Indices of at most `limit` of `number` examples, evenly spread, always the same."""
+    if limit is None or limit >= number:
+        return list(range(number))
+    return [int(i) for i in np.linspace(0, number - 1, limit).round()]
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """The context in which a recipe's precision computes."""
+    if precision == "bf16-mixed":
+        return torch.autocast(device.type, torch.bfloat16)
+    if precision == "16-mixed":
+        return torch.autocast(device.type, torch.float16)
+    return nullcontext()
+
+
+def evaluate(
+    task: Task,
+    collected: Collected,
+    recipe: Recipe,
+    *,
+    limit: int | None = None,
+    workers: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Evaluate a task; the modes of its modules are afterwards as they were before.
+
+    Args:
+        task: the model, on its device.
+        collected: the checked evaluation set.
+        recipe: evaluation settings and precision.
+        limit: most examples; None: all.
+        workers: data processes.
+        progress: called with (batches done, batches).
+
+    Returns:
+        On every rank the same metrics, of the whole set: each example counts once, whatever the batch size.
+    """
+    modes = {module: module.training for module in task.modules()}
+    task.eval()
+    try:
+        with torch.no_grad(), autocast(recipe.train.precision, task.device):
+            records, loss = _predict(task, collected, recipe, limit, workers, progress)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    metrics = task.score(records)
+    if loss.count:
+        metrics["loss"] = float(loss.sum) / loss.count
+    return Evaluation(metrics, task.samples(records, recipe.evaluate.samples))
+
+
+def _predict(
+    task: Task,
+    collected: Collected,
+    recipe: Recipe,
+    limit: int | None,
+    workers: int,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[Any], LossSum]:
+    costs = np.asarray([task.processing.cost(example) for example in collected.examples])
+    chosen = np.asarray(spread(len(costs), limit))
+    order = chosen[np.argsort(costs[chosen], kind="stable")]
+    plan = [Planned(i, 0, batch) for i, batch in enumerate(cut(order, costs, Bounds(recipe.evaluate.batch)))]
+    rank, ranks = _rank()
+    data = PlannedData(task.processing, collected.examples, None, recipe.data.on_bad == "raise")
+    mine = plan[rank::ranks]
+    found: list[tuple[int, Any]] = []
+    total, count = 0.0, 0.0
+    for done, batch in enumerate(loader(data, mine, workers), 1):
+        for error in batch.bad:
+            log.warning("left out of the evaluation: %s", error)
+        if batch.data is None:
+            continue
+        predicted = task.predict(batch.to(task.device))
+        found += zip(batch.indices, predicted.records, strict=True)
+        if predicted.loss is not None:
+            total, count = total + float(predicted.loss.sum), count + predicted.loss.count
+        if progress:
+            progress(done, len(mine))
+    if ranks > 1:
+        parts: list[Any] = [None] * ranks
+        torch.distributed.all_gather_object(parts, (found, total, count))
+        found = [pair for part in parts for pair in part[0]]
+        total, count = sum(part[1] for part in parts), sum(part[2] for part in parts)
+    found.sort(key=lambda pair: pair[0])
+    return [record for _, record in found], LossSum(torch.tensor(total), count)
+
+
+def _rank() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1

@@ -1,0 +1,53 @@
+"""From a task kind to its code: `asr.whisper` is the folder `modalities/asr/whisper/`, with no registry to edit.
+
+Such a folder holds `config.py` with the class `Config` (light to import) and `task.py` with the class `Task`.
+Outside packages join through the entry-point group `luthier.tasks`: name = kind, value = the module of such a folder.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import missing_extra
+
+if TYPE_CHECKING:
+    from .recipe import Recipe
+    from .task import Task
+
+PACKAGE = __package__.rpartition(".")[0]
+
+
+@cache
+def modules() -> dict[str, str]:
+    """Every known kind and the name of its module."""
+    root = Path(__file__).parent.parent / "modalities"
+    found = {
+        f"{file.parent.parent.name}.{file.parent.name}": f"{PACKAGE}.modalities.{file.parent.parent.name}.{file.parent.name}"
+        for file in sorted(root.glob("*/*/config.py"))
+    }
+    return found | {point.name: point.value for point in entry_points(group="luthier.tasks")}
+
+
+def names() -> list[str]:
+    return sorted(modules())
+
+
+def config(kind: str) -> type[Recipe]:
+    """The recipe class of a kind. Raises KeyError if there is none."""
+    found: type[Recipe] = import_module(f"{modules()[kind]}.config").Config
+    return found
+
+
+def task(kind: str) -> type[Task]:
+    """The Task class of a kind; a library that is missing is named together with the extra that brings it."""
+    try:
+        found: type[Task] = import_module(f"{modules()[kind]}.task").Task
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == PACKAGE:
+            raise
+        raise missing_extra(error.name or str(error), kind.split(".")[0]) from error
+    return found

@@ -1,0 +1,394 @@
+"""The recipe: one file describes a run.
+
+A recipe is read with YAML's safe loader, changed by `key=value` overrides and validated strictly: an unknown key,
+kind or value is refused with its path, what was given and the nearest right name. Each task kind narrows the sections
+with its own fields (`class Config(Recipe)` in the folder of the kind); this file holds what all of them share.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from . import kinds
+from .errors import RecipeError
+
+
+def absolute_if_local(value: str) -> str:
+    """A path that exists becomes absolute, so that the saved recipe works from any folder; a hub name stays."""
+    return str(Path(value).expanduser().resolve()) if Path(value).expanduser().exists() else value
+
+
+LocalOrHub = Annotated[str, AfterValidator(absolute_if_local)]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, no unknown keys, finite numbers; a field's docstring is its description."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
+    )
+
+
+class TaskSection(Section):
+    kind: str
+    """What is trained, as `modality.name`, such as `asr.whisper`."""
+
+
+class LoraSection(Section):
+    """An adapter of PEFT's LoRA family."""
+
+    rank: int = Field(16, ge=1)
+    """Rank of the update matrices."""
+    alpha: float = Field(32, gt=0)
+    """Scale: the update is multiplied by alpha / rank (alpha / sqrt(rank) with `rslora`)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout probability on the adapter's input."""
+    target_modules: str | tuple[str, ...] = ("q_proj", "v_proj")
+    """Names of the layers that get an adapter, a regular expression, or `all-linear`."""
+    dora: bool = False
+    """Weight-decomposed adapter (DoRA, arXiv:2402.09353)."""
+    rslora: bool = False
+    """Rank-stabilised scale (rsLoRA, arXiv:2312.03732)."""
+    init: Literal["default", "gaussian", "pissa", "olora", "orthogonal"] = "default"
+    """Start values of the adapter, by PEFT's names; `default` starts as the base model exactly."""
+    modules_to_save: tuple[str, ...] = ()
+    """Names of further layers that are trained whole and saved with the adapter."""
+
+
+class ModelSection(Section):
+    path: LocalOrHub
+    """Directory of the model in its own ecosystem's format, or a hub name."""
+    lora: LoraSection | None = None
+    """Train an adapter and freeze the rest; absent: train the model itself."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model. Off unless you have read that code."""
+
+
+class Source(Section):
+    """One data set."""
+
+    path: LocalOrHub
+    """File or folder, or the name of a hub data set."""
+    split: str | None = None
+    """Split of a hub data set, such as `train`."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the rows in an epoch: 1 is each row once, 0.5 another half each epoch, 2 each row twice."""
+    name: str | None = None
+    """Name in reports and in the slice `source`; default: the file's name."""
+
+    @property
+    def label(self) -> str:
+        return self.name or Path(self.path).stem
+
+
+def _sources(value: Any) -> Any:
+    """`A.jsonl`, `{path: A.jsonl, weight: 2}` or a list of either."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return tuple({"path": item} if isinstance(item, str | Path) else item for item in items)
+
+
+Sources = Annotated[tuple[Source, ...], BeforeValidator(_sources)]
+
+
+class BatchSection(Section):
+    """Bounds of one batch on one device; a modality adds the bound in its own unit."""
+
+    examples: int = Field(8, ge=1)
+    """Most examples in a batch."""
+    bucket_batches: int = Field(100, ge=0)
+    """Examples are sorted by length within this many batches, so that a batch holds similar lengths; 0: no sorting."""
+
+    def budget(self) -> float | None:
+        """Most padded cost (longest example times number of examples), in the modality's unit; None: no bound."""
+        return None
+
+
+class DataSection(Section):
+    train: Sources
+    """Training data: a path, `{path, weight, name}` or a list of them."""
+    validation: Sources = ()
+    """Data for the evaluation during training, in the same forms."""
+    test: Sources = ()
+    """Data for `luthier evaluate CHECKPOINT test`, in the same forms."""
+    on_bad: Literal["raise", "skip"] = "skip"
+    """What to do with an example that can't be used: stop at once, or leave it out, named and counted."""
+    max_bad: float = Field(0.05, ge=0, le=1)
+    """With `skip`: the largest share of unusable examples, as a fraction; above it the run is refused."""
+    batch: BatchSection = BatchSection()
+    workers: int | None = Field(None, ge=0)
+    """Processes that prepare batches; default: none on a machine of up to 2 cores, else half of the cores, 8 at most."""
+
+
+class GroupSection(Section):
+    match: str
+    """Regular expression, searched in the parameter's name."""
+    learning_rate: float | None = Field(None, gt=0)
+    """Peak learning rate of this group; default: the common one."""
+    weight_decay: float | None = Field(None, ge=0)
+    """Weight decay of this group; default: the common one."""
+
+
+class OptimSection(Section):
+    name: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
+    """Optimizer, by torch's names."""
+    learning_rate: float = Field(1e-4, gt=0)
+    """Peak learning rate."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decoupled weight decay; never applied to biases and norms."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of Adam's two moments."""
+    eps: float = Field(1e-8, gt=0)
+    """Adam's epsilon."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum of SGD."""
+    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] = "linear"
+    """Learning rate after the warm-up: constant, down to `final` linearly or along a cosine, inverse square root, or
+    warmup-stable-decay (constant, then linear over the last fifth)."""
+    warmup: float = Field(0.1, ge=0)
+    """Linear warm-up: a share of all steps if below 1, else a number of optimizer steps."""
+    final: float = Field(0.0, ge=0, le=1)
+    """Learning rate at the end, as a share of the peak."""
+    clip_norm: float | None = Field(1.0, gt=0)
+    """Largest 2-norm of the whole gradient; null: no clipping."""
+    groups: tuple[GroupSection, ...] = ()
+    """Other rates for some parameters; the first group whose `match` is found in the name counts."""
+
+
+class TrainSection(Section):
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the data; parts of one allowed. Give this or `steps`; default: 3 epochs."""
+    steps: int | None = Field(None, ge=1)
+    """Optimizer steps."""
+    accumulate: int = Field(1, ge=1)
+    """Batches per device in one optimizer step."""
+    seed: int = Field(0, ge=0)
+    """Seed of weights, order, dropout and augmentation."""
+    strategy: Literal["auto", "ddp"] = "auto"
+    """How devices share the work."""
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
+    """Kind of device."""
+    devices: int | Literal["auto"] = "auto"
+    """Devices on each node; `auto`: all accelerators, or one process on CPU."""
+    nodes: int = Field(1, ge=1)
+    """Number of machines."""
+    precision: Literal["32", "bf16-mixed", "bf16-true", "16-mixed"] = "32"
+    """Number format of the computation."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more work."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of torch in a process; default: torch's own choice."""
+    log_every: int = Field(10, ge=1)
+    """Optimizer steps between two logged points."""
+    max_skipped: int = Field(10, ge=0)
+    """Most optimizer steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""
+    fresh: bool = False
+    """Start over in a new folder `output-2`, `output-3`, ... instead of resuming from `output`."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give either epochs or steps, not both")
+        return self
+
+
+class EvaluateSection(Section):
+    every: int | Literal["epoch", "never"] = "epoch"
+    """Evaluate after this many optimizer steps, or after each `epoch`; always at the end."""
+    at_start: bool = False
+    """Evaluate once before the first step too."""
+    batch: int = Field(8, ge=1)
+    """Examples in an evaluation batch."""
+    limit: int | None = Field(None, ge=1)
+    """Most examples used during training, evenly spread over the set; default: all."""
+    samples: int = Field(8, ge=0)
+    """Predictions kept for reading at each evaluation."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after this many evaluations without a better `checkpoint.best`; default: never."""
+
+
+class CheckpointSection(Section):
+    every: int | Literal["evaluation"] = "evaluation"
+    """Save after this many optimizer steps, or with each evaluation; always at the end."""
+    best: str | None = None
+    """Metric that decides which checkpoint is best; default: the task's first metric."""
+    keep_last: int = Field(2, ge=1)
+    """Newest checkpoints kept besides the best one; never fewer than 2 in all."""
+
+
+class TrackSection(Section):
+    loggers: tuple[Literal["csv", "tensorboard"], ...] = ("csv",)
+    """Where curves go; csv is always written."""
+
+
+class Recipe(Section):
+    """A whole run. Each kind has its own subclass `Config` with narrowed sections."""
+
+    task: TaskSection
+    model: ModelSection
+    data: DataSection
+    optim: OptimSection = OptimSection()
+    train: TrainSection = TrainSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    track: TrackSection = TrackSection()
+    output: str
+    """Folder of the run; made if absent, never overwritten."""
+
+    def dump(self) -> str:
+        """The resolved recipe as YAML; reading it again gives an equal recipe."""
+        return yaml.safe_dump(self.model_dump(mode="json", exclude_defaults=False), sort_keys=False, allow_unicode=True)
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader that refuses a key given twice, and reads 1e-4 as a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                line = node.start_mark.line + 1
+                raise RecipeError(f"the key {key!r} is given twice", where=f"{self.name}, from line {line}")
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str, where: str) -> Any:
+    loader = _Loader(text)
+    loader.name = where
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or error
+        raise RecipeError(f"not valid YAML: {problem}", where=f"{where}{line}") from error
+    finally:
+        loader.dispose()
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that ship, by name (`asr/whisper`)."""
+    root = Path(__file__).parent.parent / "recipes"
+    return {str(file.relative_to(root).with_suffix("")): file for file in sorted(root.rglob("*.yaml"))}
+
+
+def find(name: str | os.PathLike[str]) -> Path:
+    """The file of a recipe: a path, or the name of one that ships (`asr/whisper`, `recipes/asr/whisper.yaml`)."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    known = shipped()
+    plain = str(path.with_suffix("") if path.suffix == ".yaml" else path).removeprefix("recipes/")
+    if plain in known:
+        return known[plain]
+    near = difflib.get_close_matches(plain, known, 1, 0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise RecipeError("no such recipe", given=name, do=f"{hint}`luthier recipes list` names those that ship")
+
+
+def override(tree: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """The tree with `a.b=value` assignments put in; values are YAML (`null`, `[1, 2]`, `1e-4`, `text`)."""
+    for text in assignments:
+        key, sign, value = text.partition("=")
+        if not sign or not key.strip():
+            raise RecipeError("not an override", given=text, expected="key=value, such as train.epochs=2")
+        *parents, last = key.strip().split(".")
+        node = tree
+        for at, name in enumerate(parents):
+            if node.get(name) is None:
+                node[name] = {}
+            node = node[name]
+            if not isinstance(node, dict):
+                place = ".".join(parents[: at + 1])
+                raise RecipeError("has no keys below it", where=place, given=text, do=f"override {place} as a whole")
+        node[last] = _parse(value, f"override {text}") if value else ""
+    return tree
+
+
+def load(name: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
+    """Read, override and validate a recipe.
+
+    Args:
+        name: a file, or the name of a recipe that ships.
+        overrides: `key=value` texts.
+
+    Raises:
+        RecipeError: all that is wrong with it, each with its path, what was given and what is right.
+    """
+    file = find(name)
+    tree = _parse(file.read_text(encoding="utf-8"), str(name))
+    if not isinstance(tree, dict):
+        raise RecipeError("a recipe is a mapping of sections", where=name, given=type(tree).__name__)
+    return build(override(tree, overrides), str(name))
+
+
+def build(tree: Mapping[str, Any], where: str) -> Recipe:
+    """Validate a tree of plain values as the `Config` of its kind."""
+    task = tree.get("task")
+    kind = task.get("kind") if isinstance(task, Mapping) else None
+    if not isinstance(kind, str):
+        raise RecipeError("missing", where=f"{where}: task.kind", expected=f"one of {', '.join(kinds.names())}")
+    try:
+        config = kinds.config(kind)
+    except KeyError:
+        raise RecipeError(
+            "unknown kind", where=f"{where}: task.kind", given=kind, expected=_nearest(kind, kinds.names())
+        ) from None
+    try:
+        recipe: Recipe = config.model_validate(tree)
+    except ValidationError as error:
+        problems = [_explain(item, config, where) for item in error.errors()]
+        raise RecipeError("\n".join(str(problem) for problem in problems)) from None
+    return recipe
+
+
+def _nearest(given: str, names: Iterable[str]) -> str:
+    names = list(names)
+    near = difflib.get_close_matches(given, names, 1, 0.4)
+    return f"{near[0]!r} perhaps; known here: {', '.join(names)}" if near else f"one of {', '.join(names)}"
+
+
+def _explain(item: Any, config: type[Recipe], where: str) -> RecipeError:
+    """One pydantic error in our form."""
+    path = [str(part) for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
+    place = f"{where}: {'.'.join(path) or 'recipe'}"
+    if item["type"] == "extra_forbidden":
+        fields = _fields_at(config, path[:-1])
+        return RecipeError("unknown key", where=place, given=path[-1], expected=_nearest(path[-1], fields))
+    if item["type"] == "missing":
+        return RecipeError(
+            "missing", where=place, do=f"write it in the recipe, or add {'.'.join(path)}=... to the command"
+        )
+    message = item["msg"].removeprefix("Value error, ")
+    return RecipeError(message[0].lower() + message[1:], where=place, given=repr(item["input"]))
+
+
+def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Names of the fields of the section that `path` leads to."""
+    for name in path:
+        field = model.model_fields.get(name)
+        inner = _section_in(field.annotation) if field else None
+        if inner is not None:
+            model = inner
+    return list(model.model_fields)
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for part in getattr(annotation, "__args__", ()):
+        found = _section_in(part)
+        if found is not None:
+            return found
+    return None

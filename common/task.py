@@ -1,0 +1,242 @@
+"""Task: a model, its loss and its predictions, on Lightning's loop. The only base class of a modality's models."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from . import optim
+from .data.processing import Batch, Processing
+from .recipe import Recipe
+from .seeding import seed_batch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """A loss that has not been divided yet.
+
+    Args:
+        sum: scalar tensor, the summed loss of what carries loss.
+        count: how much carries loss (target tokens, pairs, ...).
+        logs: further sums over the same count, to be logged as means.
+    """
+
+    sum: Tensor
+    count: float
+    logs: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class StepResult:
+    """What the last optimizer step did, over the whole accumulation window and all ranks.
+
+    Args:
+        loss: summed loss / count.
+        logs: the further means.
+        norm: 2-norm of the gradient before clipping.
+        skipped: whether the update was left out.
+        count: how much carried loss.
+        items: examples.
+        real: cost of the examples, in the modality's unit.
+        padded: cost with padding.
+    """
+
+    loss: float = 0.0
+    logs: dict[str, float] = field(default_factory=dict)
+    norm: float = 0.0
+    skipped: bool = False
+    count: float = 0.0
+    items: int = 0
+    real: float = 0.0
+    padded: float = 0.0
+
+
+@dataclass
+class Predicted:
+    """Predictions of one evaluation batch: one record for each example, and the batch's loss where there is one."""
+
+    records: list[Any]
+    loss: LossSum | None = None
+
+
+class Task(LightningModule, ABC):
+    """A model that can be trained, evaluated and saved.
+
+    A subclass loads its model in `__init__` into `self.model`, sets `self.processing`, and defines `loss`, `predict`,
+    `score` and `save_pretrained`. The base divides: the gradient of an optimizer step is that of the summed loss over
+    the whole accumulation window and all ranks, divided by the count over the same, exactly.
+
+    Args:
+        recipe: the resolved recipe.
+        weights: directory that `save_pretrained` wrote, to be loaded instead of `recipe.model.path`.
+    """
+
+    metrics: ClassVar[dict[str, str]] = {"loss": "min"}
+    """Names of the metrics that `score` gives and whether the smaller (`min`) or the larger (`max`) is better;
+    the first is the default for `checkpoint.best`."""
+
+    model: nn.Module
+    processing: Processing[Any]
+
+    def __init__(self, recipe: Recipe, weights: Path | None = None):
+        super().__init__()
+        self.recipe, self.weights = recipe, weights
+        self.strict_loading = False  # a checkpoint holds trained parameters only; on_load_checkpoint checks them
+        self.last_step = StepResult()
+        self.total_steps = 1
+        self.bad_batch_examples = 0
+        self._window: list[LossSum] = []
+        self._consumed = [0.0, 0.0, 0.0]  # examples, real cost, padded cost of the window
+
+    # ------------------------------------------------------------------ what a modality defines
+
+    @classmethod
+    @abstractmethod
+    def make_processing(cls, recipe: Any, weights: Path | None = None) -> Processing[Any]:
+        """The data path of a recipe, without the model's weights."""
+
+    @abstractmethod
+    def loss(self, data: Any) -> LossSum:
+        """Loss of a collated batch, not divided."""
+
+    @abstractmethod
+    def predict(self, batch: Batch) -> Predicted:
+        """Predictions for an evaluation batch; called without gradients, in evaluation mode."""
+
+    @abstractmethod
+    def score(self, records: Sequence[Any]) -> dict[str, Any]:
+        """Metrics of a whole evaluation set from its records, by name; nested mappings hold slices."""
+
+    @abstractmethod
+    def save_pretrained(self, directory: Path) -> None:
+        """Write the model in the format of its own ecosystem, complete for inference."""
+
+    def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
+        """A few predictions in a form for reading."""
+        return []
+
+    # ------------------------------------------------------------------ modes
+
+    def train_mode(self) -> None:
+        """Trained parts in train mode; a part whose parameters are all frozen in eval mode (norm statistics, dropout)."""
+        _set_modes(self, True)
+
+    def trained_names(self) -> set[str]:
+        """Names, in the state dict, of all that training changes: parameters with gradient and persistent buffers of
+        modules in train mode."""
+        names = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        for prefix, module in self.named_modules():
+            if module.training:
+                names |= {f"{prefix}.{name}".lstrip(".") for name, _ in module.named_buffers(recurse=False)}
+        return names & self.state_dict().keys()
+
+    # ------------------------------------------------------------------ Lightning's hooks
+
+    def configure_optimizers(self) -> Any:
+        optimizer = optim.optimizer(self, self.recipe.optim)
+        schedule = optim.schedule(optimizer, self.recipe.optim, self.total_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        return batch.to(device)
+
+    def on_train_start(self) -> None:
+        self.train_mode()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        seed_batch(self.recipe.train.seed, batch.number)
+        loss = self.loss(batch.data) if batch.data is not None else None
+        if loss is None or loss.count == 0:
+            loss = LossSum(self._zero(), 0.0)
+        self._window.append(LossSum(loss.sum.detach(), loss.count, loss.logs))
+        for at, amount in enumerate((len(batch.indices), batch.real, batch.padded)):
+            self._consumed[at] += amount
+        self.bad_batch_examples += len(batch.bad)
+        # Lightning divides by the accumulation; what has to be divided by is known only at the end of the window.
+        return loss.sum * self.trainer.accumulate_grad_batches
+
+    def _zero(self) -> Tensor:
+        """A zero that reaches every trained parameter, so that all ranks run the same backward pass."""
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return torch.stack([parameter.flatten()[0] * 0.0 for parameter in parameters]).sum()
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Divide the gradient by the window's count and clip it; drop it if it is not finite or nothing carries loss."""
+        loss, count, logs, consumed = self._close_window()
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        # DDP has averaged over the ranks: times their number it is the sum again.
+        scale = self.trainer.world_size / count if count else 0.0
+        norm = _norm(gradients) * scale
+        skipped = not (count and torch.isfinite(norm).item() and torch.isfinite(torch.tensor(loss)).item())
+        if skipped:
+            optimizer.zero_grad(set_to_none=True)  # an optimizer leaves parameters without gradient untouched
+        else:
+            bound = self.recipe.optim.clip_norm
+            clip = 1.0 if bound is None else min(1.0, bound / (float(norm) + 1e-6))
+            torch._foreach_mul_(gradients, scale * clip)
+        self.last_step = StepResult(
+            loss / count if count else 0.0,
+            {name: value / count for name, value in logs.items()} if count else {},
+            float(norm),
+            skipped,
+            count,
+            int(consumed[0]),
+            consumed[1],
+            consumed[2],
+        )
+
+    def _close_window(self) -> tuple[float, float, dict[str, float], list[float]]:
+        """(loss sum, count, further sums, consumption) of the window over all ranks; starts a new window."""
+        names = sorted({name for part in self._window for name in part.logs})
+        values = [
+            sum(float(part.sum) for part in self._window),
+            sum(part.count for part in self._window),
+            *self._consumed,
+            *(sum(part.logs.get(name, 0.0) for part in self._window) for name in names),
+        ]
+        if self.trainer.world_size > 1:
+            gathered = torch.tensor(values, dtype=torch.float64, device=self.device)
+            torch.distributed.all_reduce(gathered)
+            values = gathered.tolist()
+        self._window, self._consumed = [], [0.0, 0.0, 0.0]
+        return values[0], values[1], dict(zip(names, values[5:], strict=True)), values[2:5]
+
+    # ------------------------------------------------------------------ checkpoint
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        trained = self.trained_names()
+        checkpoint["state_dict"] = {name: value for name, value in checkpoint["state_dict"].items() if name in trained}
+        checkpoint.pop("loops", None)  # a resumed run is a run over the rest of the plan: our position is all it needs
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        optim.check_names(self, checkpoint["state_dict"])
+
+
+def _set_modes(module: nn.Module, parent: bool) -> None:
+    parameters = list(module.parameters())
+    mode = parent and (not parameters or any(parameter.requires_grad for parameter in parameters))
+    module.training = mode
+    for child in module.children():
+        _set_modes(child, mode)
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """2-norm of all gradients together, as a scalar tensor."""
+    if not gradients:
+        return torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

@@ -1,0 +1,219 @@
+"""What happens after each optimizer step, in one place and one order: log, evaluate, save, stop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from ..checkpoint.save import Saver
+from ..data.plan import Plan
+from ..errors import LuthierError, RecipeError
+from ..evaluation.run import Evaluation
+from ..recipe import Recipe
+from ..record import write_json
+from ..task import Task
+from .position import Position
+from .signals import StopSignals
+
+log = logging.getLogger(__name__)
+
+
+class AfterStep(Callback):
+    """Runs the recipe's events at optimizer-step boundaries.
+
+    Args:
+        recipe: the resolved recipe.
+        plan: the batches of the whole training.
+        saver: writes checkpoints.
+        evaluation: evaluates the task; None without validation data.
+        output: folder of the run.
+        report: told of each step and evaluation, for the progress line.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        plan: Plan,
+        saver: Saver,
+        evaluation: Callable[[Task], Evaluation] | None,
+        output: Path,
+        report: Callable[[AfterStep, Task], None],
+    ):
+        self.recipe, self.plan, self.saver, self.evaluation = recipe, plan, saver, evaluation
+        self.output, self.report = output, report
+        self.position = Position(per_step=plan.per_step)
+        self.signals = StopSignals()
+        self.stopped_by = 0
+        self.metrics: dict[str, Any] | None = None
+        self._in_a_row = 0
+        self._epoch_steps = {math.ceil(end / plan.per_step) for end in plan.epoch_ends()}
+        self._clock = time.monotonic()
+
+    # ------------------------------------------------------------------ Lightning's hooks
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.position.as_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.position.restore(state_dict)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Task)
+        self.signals.install()
+        self._clock = time.monotonic()
+        if self._evaluation_due():  # before the first step, or left undone by a run that was stopped
+            self._evaluate(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Task)
+        self.position.batches += trainer.world_size
+        done = self.position.batches >= self.plan.total
+        if (batch_idx + 1) % trainer.accumulate_grad_batches and not done:
+            return
+        self.position.step += 1
+        self._count(pl_module)
+        self._log_step(trainer, pl_module)
+        signal = self.signals.agreed()
+        if not signal and self._evaluation_due():
+            self._evaluate(trainer, pl_module)
+        enough = self.recipe.evaluate.patience is not None and self.position.stale >= self.recipe.evaluate.patience
+        if signal or done or enough or self._save_due():
+            self._save(trainer, pl_module)
+        if signal or enough:
+            self.stopped_by = signal
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.signals.remove()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.signals.remove()
+
+    # ------------------------------------------------------------------ events
+
+    def _count(self, task: Task) -> None:
+        """Skipped steps and examples that turned out bad; both within bounds."""
+        self.position.bad += task.bad_batch_examples
+        task.bad_batch_examples = 0
+        self._in_a_row = self._in_a_row + 1 if task.last_step.skipped else 0
+        if not task.last_step.skipped:
+            return
+        self.position.skipped += 1
+        log.warning(
+            "step %d left out: loss %s, gradient norm %s", self.position.step, task.last_step.loss, task.last_step.norm
+        )
+        if self._in_a_row > self.recipe.train.max_skipped:
+            raise LuthierError(
+                f"{self._in_a_row} optimizer steps in a row had no finite loss and gradient",
+                where="train.max_skipped",
+                given=f"loss {task.last_step.loss}, gradient norm {task.last_step.norm}",
+                do="lower optim.learning_rate, or look at the data with `luthier inspect`; the last checkpoint is good",
+            )
+
+    def _log_step(self, trainer: Trainer, task: Task) -> None:
+        now = time.monotonic()
+        self.position.seconds += now - self._clock
+        rate = task.last_step.items / max(now - self._clock, 1e-9)
+        self._clock = now
+        result = task.last_step
+        if self.position.step % self.recipe.train.log_every == 0 or self.position.batches >= self.plan.total:
+            values = {"train/loss": result.loss, "train/gradient_norm": result.norm, "train/items_per_second": rate}
+            values |= {f"train/{name}": value for name, value in result.logs.items()}
+            values["train/padding"] = 1 - result.real / result.padded if result.padded else 0.0
+            values["train/learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
+            values["train/epoch"] = self.plan.fraction(self.position.batches)
+            self._log(trainer, values)
+        self.report(self, task)
+
+    def _log(self, trainer: Trainer, values: dict[str, float]) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(values, self.position.step)
+
+    def _evaluation_due(self) -> bool:
+        step, section = self.position.step, self.recipe.evaluate
+        if self.evaluation is None or self.position.evaluated == step or section.every == "never":
+            return False
+        if step == 0:
+            return section.at_start
+        if self.position.batches >= self.plan.total:
+            return True
+        return step in self._epoch_steps if section.every == "epoch" else step % section.every == 0
+
+    def _evaluate(self, trainer: Trainer, task: Task) -> None:
+        assert self.evaluation is not None
+        found = self.evaluation(task)
+        task.train_mode()
+        self.position.evaluated = self.position.step
+        where = {"step": self.position.step, "epoch": round(self.plan.fraction(self.position.batches), 4)}
+        self.metrics = {**found.metrics, **where}
+        self._judge(task)
+        self._log(trainer, {f"validation/{k}": v for k, v in found.metrics.items() if isinstance(v, int | float)})
+        if trainer.is_global_zero:
+            self._keep(found, where)
+        self.report(self, task)
+        self._clock = time.monotonic()
+
+    def _judge(self, task: Task) -> None:
+        """Whether this evaluation is the best so far."""
+        assert self.metrics is not None
+        key, mode = deciding_metric(self.recipe, type(task))
+        value = float(self.metrics[key])
+        sign = 1 if mode == "min" else -1
+        if math.isfinite(value) and (self.position.best is None or sign * value < sign * self.position.best):
+            if self.position.step:  # there is no checkpoint of step 0
+                self.position.best, self.position.best_step, self.position.stale = value, self.position.step, 0
+        else:
+            self.position.stale += 1
+
+    def _keep(self, found: Evaluation, where: dict[str, Any]) -> None:
+        """Append to the history and write the samples; a repeated evaluation replaces its own line."""
+        file = self.output / "evaluations.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] < where["step"]]
+        kept.append(json.dumps({**where, **found.metrics}, ensure_ascii=False))
+        file.write_text("\n".join(kept) + "\n", encoding="utf-8")
+        if found.samples:
+            (self.output / "samples").mkdir(exist_ok=True)
+            write_json(self.output / "samples" / f"step-{where['step']:08d}.json", found.samples)
+
+    def _save_due(self) -> bool:
+        every = self.recipe.checkpoint.every
+        if self.position.best_step == self.position.step:
+            return True
+        if every == "evaluation":
+            due = self.position.evaluated == self.position.step
+            return due or (self.evaluation is None and self.position.step in self._epoch_steps)
+        return self.position.step % every == 0
+
+    def _save(self, trainer: Trainer, task: Task) -> None:
+        metrics = self.metrics if self.position.evaluated == self.position.step else None
+        self.saver.save(trainer, task, self.position, metrics)
+        if trainer.is_global_zero and self.position.best_step == self.position.step:
+            write_json(self.output / "metrics.json", {**(metrics or {}), "checkpoint": str(self.saver.root / "best")})
+        self._clock = time.monotonic()
+
+
+def deciding_metric(recipe: Recipe, task: type[Task]) -> tuple[str, str]:
+    """The metric that decides which checkpoint is best, and whether its minimum or maximum; known before training.
+
+    Raises:
+        RecipeError: the task has no such metric.
+    """
+    key = recipe.checkpoint.best or next(iter(task.metrics))
+    if key not in task.metrics:
+        raise RecipeError(
+            "the task has no such metric",
+            where="checkpoint.best",
+            given=key,
+            expected=f"one of {', '.join(task.metrics)}",
+        )
+    return key, task.metrics[key]

@@ -1,0 +1,198 @@
+"""`luthier train`: from a recipe to a finished run, resuming by itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from .. import kinds, record, strategies
+from ..checkpoint.save import Saver
+from ..checkpoint.state import FILE, TensorIO
+from ..console import console, duration, is_first_rank, progress
+from ..data.collect import Collected
+from ..data.processing import PlannedData, PlanSampler, loader
+from ..errors import CheckpointError
+from ..evaluation.run import Evaluation, evaluate
+from ..recipe import Recipe
+from ..seeding import seed_everything
+from ..task import Task
+from . import curves, data
+from .after_step import AfterStep, deciding_metric
+from .output import RECIPE, Output, opened
+from .progress import ProgressLine
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training ended with: its folder, the best metrics, and the signal that stopped it (0: it finished)."""
+
+    folder: Path
+    metrics: dict[str, Any]
+    stopped_by: int = 0
+
+
+def train(recipe: Recipe) -> Outcome:
+    """Run a recipe to its end, from the newest whole checkpoint in its output if there is one."""
+    kind = kinds.task(recipe.task.kind)
+    deciding_metric(recipe, kind)
+    set_threads(recipe)
+    processing = kind.make_processing(recipe)
+    sets = {name: data.gather(recipe, processing, name) for name in ("train", "validation")}
+    with opened(recipe) as output:
+        return _train(recipe, kind, output, sets)
+
+
+def set_threads(recipe: Recipe) -> None:
+    """torch's CPU threads, if the recipe says."""
+    import torch
+
+    if recipe.train.threads is not None:
+        torch.set_num_threads(recipe.train.threads)
+
+
+def _train(recipe: Recipe, kind: type[Task], output: Output, sets: dict[str, Collected | None]) -> Outcome:
+    train_set = sets["train"]
+    assert train_set is not None
+    before = output.position()
+    ranks, accumulate = _shares(recipe, before)
+    seed_everything(recipe.train.seed)
+    task = kind(recipe)
+    plan = data.plan(recipe, train_set, task.processing, ranks, ranks * accumulate)
+    task.total_steps = plan.steps
+    _announce(task, sets, plan.steps, output)
+    if before and before["batches"] >= plan.total:
+        console.print(f"{output.folder}: this run is finished; train.fresh=true starts another")
+        return Outcome(output.folder, best_metrics(output.folder))
+
+    started = record.record(recipe.model_dump(mode="json"), data.described(recipe, sets))
+    _write_start(output, recipe, started, sets)
+    saver = Saver(output.checkpoints, recipe.model_dump(mode="json"), started, recipe.checkpoint.keep_last)
+    validation = sets["validation"]
+    evaluation = _evaluation(recipe, validation) if validation else None
+    with ProgressLine(task.processing.unit) as line:
+        after = AfterStep(recipe, plan, saver, evaluation, output.folder, line)
+        trainer = _trainer(recipe, output, accumulate, before["step"] if before else 0, [after])
+        sampler = PlanSampler(plan, trainer.global_rank)
+        sampler.start = before["batches"] if before else 0
+        batches = PlannedData(task.processing, train_set.examples, recipe.train.seed, recipe.data.on_bad == "raise")
+        checkpoint = output.checkpoint / "state" / FILE if output.checkpoint else None
+        trainer.fit(task, loader(batches, sampler, data.workers(recipe)), ckpt_path=checkpoint)
+    if after.stopped_by:
+        console.print(f"stopped and saved at step {after.position.step}; the same command goes on from there")
+    elif is_first_rank():
+        record.write_json(output.folder / "run.json", {**started, "position": after.position.as_dict()})
+        _finish(after, output)
+    return Outcome(output.folder, best_metrics(output.folder), after.stopped_by)
+
+
+def _shares(recipe: Recipe, before: dict[str, Any] | None) -> tuple[int, int]:
+    """(ranks, batches of a rank in an optimizer step); a resumed run keeps its global batch on other devices."""
+    ranks = Trainer(**_machine(recipe), logger=False, enable_checkpointing=False).world_size
+    if before is None:
+        return ranks, recipe.train.accumulate
+    per_step: int = before["per_step"]
+    if per_step % ranks:
+        raise CheckpointError(
+            "the batches of an optimizer step can't be shared equally by these devices",
+            where="train.devices",
+            given=f"{ranks} devices",
+            expected=f"a divisor of {per_step}, as the run had",
+        )
+    if per_step // ranks != recipe.train.accumulate:
+        log.warning(
+            "resuming on %d devices: train.accumulate is now %d, so that the batches stay the same",
+            ranks,
+            per_step // ranks,
+        )
+    return ranks, per_step // ranks
+
+
+def _machine(recipe: Recipe) -> dict[str, Any]:
+    section = recipe.train
+    return {
+        "accelerator": section.accelerator,
+        "devices": strategies.devices(section),
+        "num_nodes": section.nodes,
+        "strategy": strategies.strategy(section),
+        "precision": {"32": "32-true"}.get(section.precision, section.precision),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+
+
+def _trainer(recipe: Recipe, output: Output, accumulate: int, step: int, callbacks: list[Any]) -> Trainer:
+    return Trainer(
+        **_machine(recipe),
+        max_epochs=1,  # the plan holds all epochs
+        accumulate_grad_batches=accumulate,
+        logger=curves.loggers(recipe.track.loggers, output.folder, step),
+        callbacks=callbacks,
+        plugins=[TensorIO()],
+        default_root_dir=output.folder,
+        enable_checkpointing=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+    )
+
+
+def _evaluation(recipe: Recipe, validation: Collected) -> Callable[[Task], Evaluation]:
+    def run(task: Task) -> Evaluation:
+        with progress("evaluating", "batches") as show:
+            return evaluate(
+                task, validation, recipe, limit=recipe.evaluate.limit, workers=data.workers(recipe), progress=show
+            )
+
+    return run
+
+
+def _announce(task: Task, sets: dict[str, Collected | None], steps: int, output: Output) -> None:
+    if not is_first_rank():
+        return
+    for name, collected in sets.items():
+        if collected is not None:
+            console.print(f"{name}: {collected.report.summary()}", highlight=False)
+    trained = sum(parameter.numel() for parameter in task.parameters() if parameter.requires_grad)
+    whole = sum(parameter.numel() for parameter in task.parameters())
+    console.print(
+        f"model: {trained / 1e6:.2f} of {whole / 1e6:.2f} million parameters are trained; {steps} steps",
+        highlight=False,
+    )
+    if output.checkpoint:
+        console.print(f"resuming from {output.checkpoint}", highlight=False)
+
+
+def _write_start(output: Output, recipe: Recipe, started: dict[str, Any], sets: dict[str, Collected | None]) -> None:
+    if not is_first_rank():
+        return
+    record.write_json(output.folder / "run.json", started)
+    record.write_json(
+        output.folder / "data.json", {name: collected.report.as_dict() for name, collected in sets.items() if collected}
+    )
+    if not (output.folder / RECIPE).exists():
+        (output.folder / RECIPE).write_text(recipe.dump(), encoding="utf-8")
+
+
+def _finish(after: AfterStep, output: Output) -> None:
+    position = after.position
+    console.print(
+        f"finished {position.step} steps in {duration(position.seconds)} of training; skipped {position.skipped} steps",
+        highlight=False,
+    )
+    if position.bad:
+        log.warning("%d examples could not be read during training and were left out", position.bad)
+    console.print(f"best model: {output.checkpoints / 'best' / 'model'}", highlight=False)
+
+
+def best_metrics(folder: Path) -> dict[str, Any]:
+    """The metrics of the best checkpoint of a run, or nothing before its first evaluation."""
+    file = folder / "metrics.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return found

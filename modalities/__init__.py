@@ -1,0 +1,1 @@
+"""One folder a modality. A modality imports `common` and never another modality."""

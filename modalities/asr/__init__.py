@@ -1,0 +1,1 @@
+"""Speech recognition: utterances, audio, features and metrics, shared by every ASR model."""

@@ -1,0 +1,124 @@
+"""Whisper's network: loading it, adapting it, and running its encoder over as much audio as there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ....common.errors import ModelError
+from .config import Config
+
+if TYPE_CHECKING:
+    from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
+FRAMES_PER_POSITION = 2
+"""Mel frames for each encoder position (the stride of the second convolution)."""
+
+
+def load_processor(path: str) -> WhisperProcessor:
+    """Tokenizer and feature extractor of a Whisper directory."""
+    from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizerFast
+
+    try:
+        extractor = WhisperFeatureExtractor.from_pretrained(path)
+        tokenizer = WhisperTokenizerFast.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    return WhisperProcessor(extractor, tokenizer)
+
+
+def load_generation_config(path: str) -> Any:
+    """The generation config of a Whisper directory, with its language ids kept over further saves."""
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        config = GenerationConfig.from_pretrained(path)
+    except OSError:
+        config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path))
+    config._from_model_config = False  # else from_pretrained drops lang_to_id and task_to_id
+    config.forced_decoder_ids = None  # of old checkpoints; language and task say it
+    return config
+
+
+def load_model(recipe: Config, weights: Path | None) -> tuple[nn.Module, WhisperForConditionalGeneration]:
+    """(what is trained, the Whisper inside): the model itself, or a PEFT model around it.
+
+    Args:
+        recipe: path, adapter, precision.
+        weights: directory of a saved model or adapter to load instead of starting from `model.path`.
+    """
+    from transformers import WhisperForConditionalGeneration
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # a few seconds at most, and one more for every checkpoint
+    section = recipe.model
+    path = section.path if weights is None or section.lora else str(weights)
+    dtype = torch.bfloat16 if recipe.train.precision == "bf16-true" else torch.float32
+    try:
+        whisper = WhisperForConditionalGeneration.from_pretrained(path, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    whisper.generation_config = load_generation_config(path)
+    model: nn.Module = whisper if section.lora is None else _adapted(whisper, recipe, weights)
+    if section.freeze_encoder:
+        whisper.model.encoder.requires_grad_(False)
+    if recipe.train.gradient_checkpointing:
+        whisper.gradient_checkpointing_enable({"use_reentrant": False})
+    return model, whisper
+
+
+def _adapted(whisper: WhisperForConditionalGeneration, recipe: Config, weights: Path | None) -> nn.Module:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    section = recipe.model.lora
+    assert section is not None
+    if weights is not None:
+        return PeftModel.from_pretrained(whisper, str(weights), is_trainable=True)
+    target = section.target_modules
+    config = LoraConfig(
+        r=section.rank,
+        lora_alpha=section.alpha,
+        lora_dropout=section.dropout,
+        target_modules=target if isinstance(target, str) else list(target),
+        exclude_modules=r"model\.encoder\..*" if recipe.model.freeze_encoder else None,
+        use_dora=section.dora,
+        use_rslora=section.rslora,
+        init_lora_weights=True if section.init == "default" else section.init,
+        modules_to_save=list(section.modules_to_save) or None,
+        task_type=None,  # PEFT's sequence-to-sequence type calls the model with input_ids
+    )
+    try:
+        return get_peft_model(whisper, config)
+    except ValueError as error:
+        raise ModelError(str(error), where="model.lora.target_modules", given=target) from error
+
+
+def encode(whisper: WhisperForConditionalGeneration, features: Tensor) -> Tensor:
+    """The encoder's output [B, T / 2, D] for mel features [B, F, T] of any even length up to the model's own.
+
+    Same as transformers' WhisperEncoder at the full length, which accepts no other; a shorter input uses the first
+    positions, as if the recording ended there.
+    """
+    encoder = whisper.model.encoder
+    hidden = nn.functional.gelu(encoder.conv1(features.to(encoder.conv1.weight.dtype)))
+    hidden = nn.functional.gelu(encoder.conv2(hidden)).permute(0, 2, 1)
+    hidden = hidden + encoder.embed_positions.weight[: hidden.shape[1]]
+    hidden = nn.functional.dropout(hidden, p=encoder.dropout, training=encoder.training)
+    for layer in encoder.layers:
+        if encoder.training and encoder.layerdrop > 0.0 and torch.rand([]) < encoder.layerdrop:
+            continue
+        hidden = layer(hidden, None)
+    return encoder.layer_norm(hidden)
+
+
+def _unreadable(path: str, error: Exception) -> ModelError:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ModelError(
+        f"the model can't be loaded: {first}",
+        where="model.path",
+        given=path,
+        expected="a directory (or hub name) of a Whisper model in transformers' format",
+    )

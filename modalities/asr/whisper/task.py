@@ -1,0 +1,182 @@
+"""The Whisper task: loss, transcription, scores, saving."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ....common import task
+from ....common.data.processing import Batch
+from ....common.record import model_hash
+from ....common.task import LossSum, Predicted
+from ..losses import cross_entropy, ctc
+from ..metrics import Scored, score
+from .config import Config
+from .model import FRAMES_PER_POSITION, encode, load_model
+from .processing import WhisperProcessing, path_of
+from .tokens import language_token
+
+
+class Task(task.Task):
+    """Fine-tunes Whisper: the whole model, its decoder, or an adapter."""
+
+    metrics: ClassVar[dict[str, str]] = {"wer": "min", "wer_raw": "min", "cer": "min", "cer_raw": "min", "loss": "min"}
+
+    recipe: Config
+    processing: WhisperProcessing
+
+    def __init__(self, recipe: Config, weights: Path | None = None):
+        super().__init__(recipe, weights)
+        self.processing = self.make_processing(recipe, weights)
+        self.model, whisper = load_model(recipe, weights)
+        self._whisper = [whisper]  # in a list, so that its parameters are not registered twice
+        self.ctc_head: nn.Module | None = None
+        if recipe.task.ctc_weight:
+            self.ctc_head = nn.Linear(whisper.config.d_model, whisper.config.vocab_size + 1)
+        keeps_encodings = self.processing.cache is not None and recipe.model.freeze_encoder
+        self._encoder_hash = model_hash(recipe.model.path) if keeps_encodings else None
+
+    @classmethod
+    def make_processing(cls, recipe: Config, weights: Path | None = None) -> WhisperProcessing:
+        return WhisperProcessing(recipe, path_of(recipe, weights))
+
+    @property
+    def whisper(self) -> Any:
+        """transformers' WhisperForConditionalGeneration inside the model."""
+        return self._whisper[0]
+
+    # ------------------------------------------------------------------ loss
+
+    def loss(self, data: dict[str, Any]) -> LossSum:
+        """Cross-entropy of the transcripts' tokens, and the weighted CTC loss of the encoder where asked."""
+        return self._loss(self.encode(data), data)
+
+    def encode(self, data: dict[str, Any]) -> Tensor:
+        """The encoder's output [B, T / 2, D]; from the cache where the encoder is frozen."""
+        if self._encoder_hash is None or not self._cacheable(data):
+            return encode(self.whisper, data["features"])
+        return self._cached_encoding(data)
+
+    def _cacheable(self, data: dict[str, Any]) -> bool:
+        """At the full context and without masks, an utterance's encoding depends on nothing else in its batch."""
+        full = data["features"].shape[2] == self.processing.mel.max_frames
+        return full and not self.processing.augment.changes_features
+
+    def _cached_encoding(self, data: dict[str, Any]) -> Tensor:
+        cache = self.processing.cache
+        assert cache is not None
+        keys = [f"{key}-{self._encoder_hash}" for key in data["keys"]]
+        found = [cache.get(key) for key in keys]
+        missing = [row for row, encoding in enumerate(found) if encoding is None]
+        if missing:
+            with torch.no_grad():
+                fresh = encode(self.whisper, data["features"][missing])
+            for row, encoding in zip(missing, fresh.half().cpu(), strict=True):
+                cache.put(keys[row], encoding)
+                found[row] = encoding
+        encodings = torch.stack([encoding for encoding in found if encoding is not None])
+        return encodings.to(self.device, self.whisper.dtype)
+
+    def _loss(self, encoded: Tensor, data: dict[str, Any]) -> LossSum:
+        decoder = self.whisper.model.decoder
+        hidden = decoder(input_ids=data["input_ids"], encoder_hidden_states=encoded, use_cache=False).last_hidden_state
+        asked = data["labels"] != -100
+        # Only places that carry loss are projected onto the vocabulary, which is most of the decoder's work.
+        logits = self.whisper.proj_out(hidden[asked])
+        total = cross_entropy(logits, data["labels"][asked], self.recipe.task.label_smoothing)
+        count = int(asked.sum())
+        if self.ctc_head is None:
+            return LossSum(total, count)
+        frames = (data["frames"] + 1) // FRAMES_PER_POSITION
+        extra = ctc(self.ctc_head(encoded), frames, data["ctc_labels"], data["ctc_lengths"])
+        logs = {"cross_entropy": float(total.detach()), "ctc": float(extra.detach())}
+        return LossSum(total + self.recipe.task.ctc_weight * extra, count, logs)
+
+    # ------------------------------------------------------------------ evaluation
+
+    @torch.no_grad()
+    def predict(self, batch: Batch) -> Predicted:
+        """Transcripts of a batch, as `Scored` records, and its loss; the encoder runs once for both."""
+        data = batch.data
+        encoded = self.encode(data)
+        hypotheses = self.transcribe(encoded, data["prefixes"])
+        records = []
+        for utterance, hypothesis in zip(data["utterances"], hypotheses, strict=True):
+            language = self.processing.targets.language(utterance)
+            if language is None and not self.processing.targets.multilingual:
+                language = "en"
+            fields = {"source": utterance.source, "speaker": utterance.speaker, **utterance.extra}
+            fields = {name: fields.get(name) for name in self.recipe.evaluate.slices if fields.get(name) is not None}
+            records.append(Scored(utterance.text, hypothesis, language, utterance.where, utterance.duration, fields))
+        return Predicted(records, self._loss(encoded, data))
+
+    def transcribe(self, encoded: Tensor, prefixes: Sequence[Sequence[int]]) -> list[str]:
+        """Texts of encoded audio [B, T / 2, D], each after its own decoder prompt."""
+        groups = defaultdict(list)
+        for row, prefix in enumerate(prefixes):
+            groups[len(prefix)].append(row)
+        texts = [""] * len(prefixes)
+        for rows in groups.values():
+            prompts = torch.tensor([list(prefixes[row]) for row in rows], device=self.device)
+            for row, ids in zip(rows, self._generate(encoded[rows], prompts), strict=True):
+                texts[row] = self.processing.processor.tokenizer.decode(ids, skip_special_tokens=True).strip()
+        return texts
+
+    def _generate(self, encoded: Tensor, prompts: Tensor) -> Tensor:
+        """New token ids. The plain generation of transformers, as Whisper's own accepts no encoder output of another
+        length; suppressed tokens and timestamp rules come from the generation config, as there."""
+        from transformers import GenerationMixin
+        from transformers.generation import LogitsProcessorList, WhisperTimeStampLogitsProcessor
+        from transformers.modeling_outputs import BaseModelOutput
+
+        section, config = self.recipe.evaluate, deepcopy(self.whisper.generation_config)
+        extra = LogitsProcessorList()
+        if self.recipe.task.timestamps:
+            extra.append(WhisperTimeStampLogitsProcessor(config, begin_index=prompts.shape[1]))
+        room = self.whisper.config.max_target_positions - prompts.shape[1]
+        config.update(max_new_tokens=min(section.max_new_tokens, room), max_length=None, do_sample=False)
+        config.num_beams = section.num_beams
+        ids: Tensor = GenerationMixin.generate(
+            self.whisper,
+            encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+            attention_mask=torch.ones(encoded.shape[:2], device=encoded.device),
+            decoder_input_ids=prompts,
+            logits_processor=extra,
+            generation_config=config,
+        )
+        return ids[:, prompts.shape[1] :]
+
+    def score(self, records: Sequence[Any]) -> dict[str, Any]:
+        spelling = getattr(self.processing.processor.tokenizer, "english_spelling_normalizer", None)
+        return score(records, self.recipe.evaluate.slices, spelling or None)
+
+    def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
+        step = max(1, len(records) // max(1, number))
+        return [
+            {"where": item.where, "reference": item.reference, "hypothesis": item.hypothesis}
+            for item in records[::step][:number]
+        ]
+
+    # ------------------------------------------------------------------ saving
+
+    def save_pretrained(self, directory: Path) -> None:
+        self.model.save_pretrained(directory)
+        self.processing.processor.save_pretrained(directory)
+        self.generation_config().save_pretrained(directory)
+
+    def generation_config(self) -> Any:
+        """The generation config with what training used: language, task, timestamps."""
+        config = deepcopy(self.whisper.generation_config)
+        config._from_model_config = False
+        section = self.recipe.task
+        config.return_timestamps = section.timestamps
+        if self.processing.targets.multilingual:
+            config.task = section.task
+            config.language = language_token(section.language) if section.language else None
+        return config

@@ -1,0 +1,180 @@
+"""What the decoder reads and what it is to say: control tokens by name, prompts, timestamps, text, end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ....common.errors import BadExample, ModelError
+from ..utterance import Segment, Utterance
+from .config import WhisperTask
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, WhisperTokenizer
+
+TIME_STEP = 0.02
+"""Seconds between two timestamp tokens."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Token ids of one utterance.
+
+    Args:
+        prompt: start-of-previous and prompt tokens; read, never said.
+        control: start, language, task, no-timestamps.
+        text: the transcript with its timestamps, and the end token.
+    """
+
+    prompt: tuple[int, ...]
+    control: tuple[int, ...]
+    text: tuple[int, ...]
+
+    @property
+    def inputs(self) -> list[int]:
+        """What the decoder reads, [T]."""
+        return [*self.prompt, *self.control, *self.text[:-1]]
+
+    @property
+    def labels(self) -> list[int]:
+        """What it says at each place, [T]; -100 where nothing is asked. The control tokens after the start are asked,
+        as Whisper was trained and as transformers' loss does."""
+        return [-100] * len(self.prompt) + [*self.control[1:], *self.text]
+
+
+class Targets:
+    """Makes the targets of utterances.
+
+    Args:
+        tokenizer: Whisper's.
+        generation: says whether the model is multilingual.
+        section: language, task and timestamps of the recipe.
+        positions: most decoder positions.
+
+    Raises:
+        ModelError: the vocabulary lacks a token that the recipe needs.
+    """
+
+    def __init__(self, tokenizer: WhisperTokenizer, generation: GenerationConfig, section: WhisperTask, positions: int):
+        self.tokenizer, self.section, self.positions = tokenizer, section, positions
+        self.vocabulary: dict[str, int] = tokenizer.get_vocab()
+        self.multilingual = is_multilingual(generation, self.vocabulary)
+        self.end = self._needed("<|endoftext|>")
+        self.start = self._needed("<|startoftranscript|>")
+        self.no_timestamps = self._needed("<|notimestamps|>")
+        if section.timestamps:
+            self._needed("<|0.00|>")
+        if self.multilingual:
+            self._needed(f"<|{section.task}|>")
+            if section.language is not None and language_token(section.language) not in self.vocabulary:
+                raise ModelError(
+                    "the model has no token for this language",
+                    where="task.language",
+                    given=section.language,
+                    do="use a language that the model knows",
+                )
+        elif section.task != "transcribe":
+            raise ModelError("an English-only model can't translate", where="task.task", given=section.task)
+
+    def _needed(self, token: str) -> int:
+        if token not in self.vocabulary:
+            raise ModelError("the tokenizer lacks a control token of Whisper", where="model.path", expected=token)
+        return self.vocabulary[token]
+
+    def language(self, utterance: Utterance) -> str | None:
+        """Language of an utterance: its own, else the recipe's."""
+        return utterance.language or self.section.language
+
+    def control(self, utterance: Utterance) -> tuple[int, ...]:
+        """The control tokens of an utterance.
+
+        Raises:
+            BadExample: `no_language` or `unknown_language`, for a multilingual model.
+        """
+        ids = [self.start]
+        if self.multilingual:
+            language = self.language(utterance)
+            if language is None:
+                raise BadExample(
+                    "no_language",
+                    "a multilingual model needs the language",
+                    where=utterance.where,
+                    do="set task.language, or give the row a language",
+                )
+            token = language_token(language)
+            if token not in self.vocabulary:
+                raise BadExample(
+                    "unknown_language",
+                    "the model has no token for this language",
+                    where=utterance.where,
+                    given=language,
+                )
+            ids += [self.vocabulary[token], self.vocabulary[f"<|{self.section.task}|>"]]
+        return tuple(ids) if self.section.timestamps else (*ids, self.no_timestamps)
+
+    def prompt(self, utterance: Utterance) -> tuple[int, ...]:
+        """Start-of-previous and the prompt's last tokens, at most half of the decoder's positions; () without one."""
+        if not utterance.prompt:
+            return ()
+        ids = self._text(" " + utterance.prompt.strip())
+        return (self._needed("<|startofprev|>"), *ids[-(self.positions // 2 - 1) :])
+
+    def target(self, utterance: Utterance, stretch: float = 1.0) -> Target:
+        """All tokens of an utterance; times are multiplied by `stretch` (speed perturbation).
+
+        Raises:
+            BadExample: `text_too_long`, `text_not_in_vocabulary`, or what `control` raises.
+        """
+        if self.section.timestamps:
+            text = self._timed(utterance, stretch)
+        else:
+            text = self._text(utterance.text)
+            if self.tokenizer.decode(text).strip() != utterance.text.strip():
+                raise BadExample(
+                    "text_not_in_vocabulary",
+                    "the tokenizer can't write this text",
+                    where=utterance.where,
+                    given=utterance.text,
+                    expected=self.tokenizer.decode(text).strip(),
+                )
+        target = Target(self.prompt(utterance), self.control(utterance), (*text, self.end))
+        if len(target.inputs) > self.positions:
+            raise BadExample(
+                "text_too_long",
+                "the transcript exceeds the decoder's positions",
+                where=utterance.where,
+                given=f"{len(target.inputs)} tokens",
+                expected=f"at most {self.positions}",
+            )
+        return target
+
+    def _text(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _timed(self, utterance: Utterance, stretch: float) -> list[int]:
+        whole = (Segment(0.0, utterance.duration or 0.0, utterance.text),)
+        ids: list[int] = []
+        for segment in utterance.segments or whole:
+            ids += [self._time(segment.start * stretch), *self._text(segment.text), self._time(segment.end * stretch)]
+        return ids
+
+    def _time(self, seconds: float) -> int:
+        token = f"<|{round(seconds / TIME_STEP) * TIME_STEP:.2f}|>"
+        return self._needed(token)
+
+
+def is_multilingual(generation: GenerationConfig, vocabulary: dict[str, int]) -> bool:
+    """Whether the model takes language and task tokens."""
+    known = getattr(generation, "is_multilingual", None)
+    if known is not None:
+        return bool(known)
+    return getattr(generation, "lang_to_id", None) is not None or len(vocabulary) >= 51865
+
+
+def language_token(language: str) -> str:
+    """`<|it|>` for `it`, `Italian` or `it-IT`."""
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    plain = language.strip().lower()
+    code = TO_LANGUAGE_CODE.get(plain) or TO_LANGUAGE_CODE.get(plain.split("-")[0].split("_")[0])
+    return f"<|{code or plain.split('-')[0].split('_')[0]}|>"
