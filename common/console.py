@@ -46,13 +46,17 @@ def set_up(debug: bool = False) -> None:
 def progress(title: str, unit: str) -> Iterator[Callable[[int, int | None], None]]:
     """Progress of something that takes more than a few seconds: gives a function to call with (done, total)."""
     if not is_first_rank():
-        yield lambda done, total=None: None
+        yield _nothing
         return
     if console.is_terminal:
         columns = (TextColumn(f"{title}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(title, total=None)
-            yield lambda done, total=None: bar.update(task, completed=done, total=total)
+
+            def live(done: int, total: int | None = None) -> None:
+                bar.update(task, completed=done, total=total)
+
+            yield live
         return
     last = time.monotonic()
 
@@ -63,6 +67,10 @@ def progress(title: str, unit: str) -> Iterator[Callable[[int, int | None], None
             console.print(f"{title}: {done}{f' of {total}' if total else ''} {unit}", highlight=False)
 
     yield plain
+
+
+def _nothing(done: int, total: int | None = None) -> None:
+    """Progress of a rank that does not talk."""
 
 
 def duration(seconds: float) -> str:

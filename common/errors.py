@@ -44,7 +44,7 @@ class BadExample(DataError):
     """
 
     def __init__(self, reason: str, problem: str, **details: object):
-        super().__init__(problem, **details)  # type: ignore[arg-type]
+        super().__init__(problem, **details)
         self.reason = reason
 
 

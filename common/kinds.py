@@ -25,10 +25,9 @@ PACKAGE = __package__.rpartition(".")[0]
 def modules() -> dict[str, str]:
     """Every known kind and the name of its module."""
     root = Path(__file__).parent.parent / "modalities"
-    found = {
-        f"{file.parent.parent.name}.{file.parent.name}": f"{PACKAGE}.modalities.{file.parent.parent.name}.{file.parent.name}"
-        for file in sorted(root.glob("*/*/config.py"))
-    }
+    folders = [file.parent for file in sorted(root.glob("*/*/config.py"))]
+    kinds = [f"{folder.parent.name}.{folder.name}" for folder in folders]
+    found = {kind: f"{PACKAGE}.modalities.{kind}" for kind in kinds}
     return found | {point.name: point.value for point in entry_points(group="luthier.tasks")}
 
 

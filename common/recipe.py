@@ -123,7 +123,7 @@ class DataSection(Section):
     """With `skip`: the largest share of unusable examples, as a fraction; above it the run is refused."""
     batch: BatchSection = BatchSection()
     workers: int | None = Field(None, ge=0)
-    """Processes that prepare batches; default: none on a machine of up to 2 cores, else half of the cores, 8 at most."""
+    """Processes that prepare batches; default: none with up to 2 cores, else half of the cores, 8 at most."""
 
 
 class GroupSection(Section):
@@ -339,18 +339,22 @@ def build(tree: Mapping[str, Any], where: str) -> Recipe:
     kind = task.get("kind") if isinstance(task, Mapping) else None
     if not isinstance(kind, str):
         raise RecipeError("missing", where=f"{where}: task.kind", expected=f"one of {', '.join(kinds.names())}")
-    try:
-        config = kinds.config(kind)
-    except KeyError:
-        raise RecipeError(
-            "unknown kind", where=f"{where}: task.kind", given=kind, expected=_nearest(kind, kinds.names())
-        ) from None
+    config = config_of(kind, f"{where}: task.kind")
     try:
         recipe: Recipe = config.model_validate(tree)
     except ValidationError as error:
         problems = [_explain(item, config, where) for item in error.errors()]
         raise RecipeError("\n".join(str(problem) for problem in problems)) from None
     return recipe
+
+
+def config_of(kind: str, where: str = "kind") -> type[Recipe]:
+    """The recipe class of a kind. Raises RecipeError, with the nearest name, if there is none."""
+    try:
+        return kinds.config(kind)
+    except KeyError:
+        expected = _nearest(kind, kinds.names())
+        raise RecipeError("unknown kind", where=where, given=kind, expected=expected) from None
 
 
 def _nearest(given: str, names: Iterable[str]) -> str:

@@ -128,7 +128,7 @@ class Task(LightningModule, ABC):
     # ------------------------------------------------------------------ modes
 
     def train_mode(self) -> None:
-        """Trained parts in train mode; a part whose parameters are all frozen in eval mode (norm statistics, dropout)."""
+        """Trained parts in train mode; a part whose parameters are all frozen in eval mode."""
         _set_modes(self, True)
 
     def trained_names(self) -> set[str]:
@@ -176,7 +176,7 @@ class Task(LightningModule, ABC):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Divide the gradient by the window's count and clip it; drop it if it is not finite or nothing carries loss."""
+        """Divide the gradient by the window's count and clip it; drop it if it isn't finite or nothing carries loss."""
         loss, count, logs, consumed = self._close_window()
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         # DDP has averaged over the ranks: times their number it is the sum again.
@@ -239,4 +239,5 @@ def _norm(gradients: list[Tensor]) -> Tensor:
     """2-norm of all gradients together, as a scalar tensor."""
     if not gradients:
         return torch.zeros(())
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return whole

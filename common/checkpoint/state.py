@@ -23,7 +23,9 @@ class TensorIO(CheckpointIO):
     ) -> None:
         torch.save(checkpoint, path)
 
-    def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = None, **_: Any) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = True
+    ) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location=map_location or "cpu", weights_only=True)
         return state
 

@@ -49,7 +49,7 @@ class Bounds:
         return number <= self.examples and (self.budget is None or longest * number <= self.budget)
 
 
-def cut(order: Sequence[int], costs: np.ndarray, bounds: Bounds) -> list[tuple[int, ...]]:
+def cut(order: Sequence[int] | np.ndarray, costs: np.ndarray, bounds: Bounds) -> list[tuple[int, ...]]:
     """Cut an order of examples into consecutive batches within the bounds; every example is in exactly one."""
     batches: list[tuple[int, ...]] = []
     batch: list[int] = []
@@ -211,11 +211,9 @@ class Plan:
     def _chosen(self, epoch: int, generator: np.random.Generator) -> np.ndarray:
         """The examples of an epoch, shuffled: whole copies by weight, and a rotating share for its fraction."""
         indices = np.arange(len(self.costs))
-        copies = np.floor(self.weights).astype(int)
-        share = self.weights - copies
-        # A fixed place in [0, 1) for each example; an epoch takes those whose place falls in its window, and the next
-        # epoch the window after it, so that every example has its turn.
+        # A fixed place in [0, 1) for each example. After e epochs it has been taken floor(e x weight + place) times, so
+        # that every example has its turn, and none twice for a rounding.
         place = np.random.default_rng([self.seed, 2**31]).permutation(len(indices)) / len(indices)
-        turn = (place - epoch * share) % 1.0 < share
-        chosen = np.repeat(indices, copies + turn)
+        taken = [np.floor(done * self.weights + place).astype(int) for done in (epoch, epoch + 1)]
+        chosen = np.repeat(indices, taken[1] - taken[0])
         return generator.permutation(chosen)

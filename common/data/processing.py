@@ -22,6 +22,23 @@ from .plan import Plan, Planned
 Example = TypeVar("Example")
 
 
+@dataclass(frozen=True)
+class Shown:
+    """One example of a batch, for reading.
+
+    Args:
+        title: which example it is.
+        facts: its properties with their units.
+        tokens: what the model is given or asked, piece by piece, and whether a piece carries loss.
+        picture: lines of text that draw its input, if there is something to draw.
+    """
+
+    title: str
+    facts: dict[str, str]
+    tokens: list[tuple[str, bool]]
+    picture: str = ""
+
+
 class Processing(ABC, Generic[Example]):
     """What a modality does with its data."""
 
@@ -47,6 +64,10 @@ class Processing(ABC, Generic[Example]):
     @abstractmethod
     def collate(self, encoded: Sequence[Any], generator: np.random.Generator | None) -> Any:
         """One batch of encoded examples, as tensors."""
+
+    @abstractmethod
+    def show(self, data: Any, row: int) -> Shown:
+        """One example of a collated batch, as the model sees it."""
 
 
 @dataclass

@@ -10,6 +10,8 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from ..console import is_first_rank
+
 HEADER = ("step", "name", "value")
 
 
@@ -25,7 +27,7 @@ class CsvCurves(Logger):
     def __init__(self, file: Path, start: int):
         super().__init__()
         self.file = file
-        if rank_zero_only.rank == 0:
+        if is_first_rank():
             rows = [row for row in read(file) if int(row["step"]) <= start] if start else []
             with file.open("w", newline="", encoding="utf-8") as stream:
                 writer = csv.DictWriter(stream, HEADER)

@@ -24,7 +24,8 @@ CHOSEN = "LUTHIER_OUTPUT"
 
 FREE = (
     "output", "train.fresh", "train.devices", "train.nodes", "train.accelerator", "train.accumulate", "train.threads",
-    "train.log_every", "train.max_skipped", "data.workers", "data.max_bad", "data.test", "evaluate", "checkpoint", "track",
+    "train.log_every", "train.max_skipped", "data.workers", "data.max_bad", "data.test", "evaluate", "checkpoint",
+    "track",
 )  # fmt: skip
 """Keys that may differ when a run is resumed: they don't change what is trained."""
 

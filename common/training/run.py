@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 
 from .. import kinds, record, strategies
 from ..checkpoint.save import Saver
@@ -39,15 +39,20 @@ class Outcome:
     stopped_by: int = 0
 
 
-def train(recipe: Recipe) -> Outcome:
-    """Run a recipe to its end, from the newest whole checkpoint in its output if there is one."""
+def train(recipe: Recipe, callbacks: Sequence[Callback] = ()) -> Outcome:
+    """Run a recipe to its end, from the newest whole checkpoint in its output if there is one.
+
+    Args:
+        recipe: the resolved recipe.
+        callbacks: further Lightning callbacks; they see each step after the run's own.
+    """
     kind = kinds.task(recipe.task.kind)
     deciding_metric(recipe, kind)
     set_threads(recipe)
     processing = kind.make_processing(recipe)
     sets = {name: data.gather(recipe, processing, name) for name in ("train", "validation")}
     with opened(recipe) as output:
-        return _train(recipe, kind, output, sets)
+        return _train(recipe, kind, output, sets, callbacks)
 
 
 def set_threads(recipe: Recipe) -> None:
@@ -58,7 +63,13 @@ def set_threads(recipe: Recipe) -> None:
         torch.set_num_threads(recipe.train.threads)
 
 
-def _train(recipe: Recipe, kind: type[Task], output: Output, sets: dict[str, Collected | None]) -> Outcome:
+def _train(
+    recipe: Recipe,
+    kind: type[Task],
+    output: Output,
+    sets: dict[str, Collected | None],
+    callbacks: Sequence[Callback],
+) -> Outcome:
     train_set = sets["train"]
     assert train_set is not None
     before = output.position()
@@ -79,7 +90,7 @@ def _train(recipe: Recipe, kind: type[Task], output: Output, sets: dict[str, Col
     evaluation = _evaluation(recipe, validation) if validation else None
     with ProgressLine(task.processing.unit) as line:
         after = AfterStep(recipe, plan, saver, evaluation, output.folder, line)
-        trainer = _trainer(recipe, output, accumulate, before["step"] if before else 0, [after])
+        trainer = _trainer(recipe, output, accumulate, before["step"] if before else 0, [after, *callbacks])
         sampler = PlanSampler(plan, trainer.global_rank)
         sampler.start = before["batches"] if before else 0
         batches = PlannedData(task.processing, train_set.examples, recipe.train.seed, recipe.data.on_bad == "raise")
@@ -128,7 +139,7 @@ def _machine(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _trainer(recipe: Recipe, output: Output, accumulate: int, step: int, callbacks: list[Any]) -> Trainer:
+def _trainer(recipe: Recipe, output: Output, accumulate: int, step: int, callbacks: list[Callback]) -> Trainer:
     return Trainer(
         **_machine(recipe),
         max_epochs=1,  # the plan holds all epochs

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _FLOOR = 1e-10
 _RANGE = 8.0
+_SHADES = " ░▒▓█"
 
 
 class LogMel:
@@ -134,3 +135,11 @@ class LogMel:
             row[:, : mel.shape[1]] = mel
             row[:, mel.shape[1] :] = value
         return batch
+
+
+def draw(mel: Tensor, columns: int = 72, rows: int = 8) -> str:
+    """Features [F, T] as lines of text, high frequencies on top, time to the right; darker is louder."""
+    small = torch.nn.functional.adaptive_avg_pool2d(mel[None], (rows, min(columns, mel.shape[1])))[0].flip(0)
+    low, high = small.min(), small.max()
+    levels = ((small - low) / (high - low).clamp(min=1e-9) * (len(_SHADES) - 1)).round().int().tolist()
+    return "\n".join("".join(_SHADES[level] for level in line) for line in levels)

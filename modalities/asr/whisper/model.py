@@ -20,11 +20,11 @@ FRAMES_PER_POSITION = 2
 
 def load_processor(path: str) -> WhisperProcessor:
     """Tokenizer and feature extractor of a Whisper directory."""
-    from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizerFast
+    from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
 
     try:
         extractor = WhisperFeatureExtractor.from_pretrained(path)
-        tokenizer = WhisperTokenizerFast.from_pretrained(path)
+        tokenizer = WhisperTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     return WhisperProcessor(extractor, tokenizer)
@@ -35,7 +35,7 @@ def load_generation_config(path: str) -> Any:
     from transformers import AutoConfig, GenerationConfig
 
     try:
-        config = GenerationConfig.from_pretrained(path)
+        config: Any = GenerationConfig.from_pretrained(path)
     except OSError:
         config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path))
     config._from_model_config = False  # else from_pretrained drops lang_to_id and task_to_id
@@ -80,7 +80,7 @@ def _adapted(whisper: WhisperForConditionalGeneration, recipe: Config, weights: 
     target = section.target_modules
     config = LoraConfig(
         r=section.rank,
-        lora_alpha=section.alpha,
+        lora_alpha=section.alpha,  # type: ignore[arg-type]  # PEFT takes any number
         lora_dropout=section.dropout,
         target_modules=target if isinstance(target, str) else list(target),
         exclude_modules=r"model\.encoder\..*" if recipe.model.freeze_encoder else None,
@@ -111,7 +111,8 @@ def encode(whisper: WhisperForConditionalGeneration, features: Tensor) -> Tensor
         if encoder.training and encoder.layerdrop > 0.0 and torch.rand([]) < encoder.layerdrop:
             continue
         hidden = layer(hidden, None)
-    return encoder.layer_norm(hidden)
+    normed: Tensor = encoder.layer_norm(hidden)
+    return normed
 
 
 def _unreadable(path: str, error: Exception) -> ModelError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....common.data.processing import Processing
+from ....common.data.processing import Processing, Shown
 from ....common.errors import BadExample
 from ....common.recipe import Source
 from .. import audio, cache, manifest
 from ..augment import Augment
-from ..features import LogMel
+from ..features import LogMel, draw
 from ..utterance import Utterance
 from .config import Config
 from .model import FRAMES_PER_POSITION, load_generation_config, load_processor
@@ -83,7 +84,7 @@ class WhisperProcessing(Processing[Utterance]):
     def _check_alignable(self, utterance: Utterance, target: Target) -> None:
         """CTC needs a frame for each token and one more between equal neighbours."""
         ids = target.text[:-1]
-        needed = len(ids) + sum(a == b for a, b in zip(ids, ids[1:], strict=False))
+        needed = len(ids) + sum(a == b for a, b in pairwise(ids))
         present = int((utterance.duration or 0.0) * self.mel.rate) // self.mel.hop // FRAMES_PER_POSITION
         if present < needed:
             raise BadExample(
@@ -153,6 +154,23 @@ class WhisperProcessing(Processing[Utterance]):
             "prefixes": [(*item.target.prompt, *item.target.control) for item in encoded],
             "keys": [item.key for item in encoded],
         }
+
+    def show(self, data: dict[str, Any], row: int) -> Shown:
+        utterance, mel = data["utterances"][row], data["features"][row]
+        real, seconds = int(data["frames"][row]), self.mel.hop / self.mel.rate
+        length = len(data["prefixes"][row]) + int(data["ctc_lengths"][row])
+        inputs, labels = data["input_ids"][row][:length].tolist(), data["labels"][row][:length].tolist()
+        asked = [label if label != -100 else None for label in labels]
+        following = zip([*inputs[1:], self.targets.end], asked, strict=True)
+        read = [(inputs[0], False)] + [(token, label == token) for token, label in following]
+        facts = {
+            "audio": f"{utterance.duration:.2f} s",
+            "context": f"{mel.shape[1] * seconds:.2f} s; {real} of {mel.shape[1]} frames",
+            "language": str(self.targets.language(utterance)),
+            "text": utterance.text,
+        }
+        tokens = [(self.processor.tokenizer.decode([token]), carries) for token, carries in read]
+        return Shown(utterance.where, facts, tokens, draw(mel))
 
     def frames(self, encoded: Sequence[Encoded], generator: np.random.Generator | None) -> int:
         """Mel frames that a batch is padded to: all, what it needs, or (a share of the training batches) in between."""

@@ -36,7 +36,7 @@ class Task(task.Task):
         self.processing = self.make_processing(recipe, weights)
         self.model, whisper = load_model(recipe, weights)
         self._whisper = [whisper]  # in a list, so that its parameters are not registered twice
-        self.ctc_head: nn.Module | None = None
+        self.ctc_head: nn.Linear | None = None
         if recipe.task.ctc_weight:
             self.ctc_head = nn.Linear(whisper.config.d_model, whisper.config.vocab_size + 1)
         keeps_encodings = self.processing.cache is not None and recipe.model.freeze_encoder
@@ -132,7 +132,7 @@ class Task(task.Task):
         """New token ids. The plain generation of transformers, as Whisper's own accepts no encoder output of another
         length; suppressed tokens and timestamp rules come from the generation config, as there."""
         from transformers import GenerationMixin
-        from transformers.generation import LogitsProcessorList, WhisperTimeStampLogitsProcessor
+        from transformers.generation.logits_process import LogitsProcessorList, WhisperTimeStampLogitsProcessor
         from transformers.modeling_outputs import BaseModelOutput
 
         section, config = self.recipe.evaluate, deepcopy(self.whisper.generation_config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,7 @@ class Targets:
     def __init__(self, tokenizer: WhisperTokenizer, generation: GenerationConfig, section: WhisperTask, positions: int):
         self.tokenizer, self.section, self.positions = tokenizer, section, positions
         self.vocabulary: dict[str, int] = tokenizer.get_vocab()
+        self.controls = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.multilingual = is_multilingual(generation, self.vocabulary)
         self.end = self._needed("<|endoftext|>")
         self.start = self._needed("<|startoftranscript|>")
@@ -116,27 +118,17 @@ class Targets:
         """Start-of-previous and the prompt's last tokens, at most half of the decoder's positions; () without one."""
         if not utterance.prompt:
             return ()
-        ids = self._text(" " + utterance.prompt.strip())
+        ids = self._text(" " + utterance.prompt.strip(), utterance)
         return (self._needed("<|startofprev|>"), *ids[-(self.positions // 2 - 1) :])
 
     def target(self, utterance: Utterance, stretch: float = 1.0) -> Target:
         """All tokens of an utterance; times are multiplied by `stretch` (speed perturbation).
 
         Raises:
-            BadExample: `text_too_long`, `text_not_in_vocabulary`, or what `control` raises.
+            BadExample: `text_too_long`, `text_not_in_vocabulary`, `control_token`, or what `control` raises.
         """
-        if self.section.timestamps:
-            text = self._timed(utterance, stretch)
-        else:
-            text = self._text(utterance.text)
-            if self.tokenizer.decode(text).strip() != utterance.text.strip():
-                raise BadExample(
-                    "text_not_in_vocabulary",
-                    "the tokenizer can't write this text",
-                    where=utterance.where,
-                    given=utterance.text,
-                    expected=self.tokenizer.decode(text).strip(),
-                )
+        timed = self.section.timestamps
+        text = self._timed(utterance, stretch) if timed else self._text(utterance.text, utterance)
         target = Target(self.prompt(utterance), self.control(utterance), (*text, self.end))
         if len(target.inputs) > self.positions:
             raise BadExample(
@@ -148,14 +140,33 @@ class Targets:
             )
         return target
 
-    def _text(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+    def _text(self, text: str, utterance: Utterance) -> list[int]:
+        ids = list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        written = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False).strip()
+        if written != text.strip():
+            raise BadExample(
+                "text_not_in_vocabulary",
+                "the tokenizer can't write this text",
+                where=utterance.where,
+                given=text,
+                expected=written,
+            )
+        if not self.controls.isdisjoint(ids):
+            raise BadExample("control_token", "the text spells a control token", where=utterance.where, given=text)
+        return ids
 
     def _timed(self, utterance: Utterance, stretch: float) -> list[int]:
-        whole = (Segment(0.0, utterance.duration or 0.0, utterance.text),)
+        # The checks let a segment end a little after the audio, where there may be no token for it.
+        last = math.inf if utterance.duration is None else utterance.duration
+        whole = Segment(0.0, utterance.duration or 0.0, utterance.text)
+        segments = [segment for segment in utterance.segments if segment.text.strip()] or [whole]
+        # Without its timestamps the target is to read as the text; languages without spaces need none between.
+        texts = [segment.text.strip() for segment in segments]
+        glue = "" if "".join(texts) == utterance.text.strip() else " "
         ids: list[int] = []
-        for segment in utterance.segments or whole:
-            ids += [self._time(segment.start * stretch), *self._text(segment.text), self._time(segment.end * stretch)]
+        for number, (segment, text) in enumerate(zip(segments, texts, strict=True)):
+            start, end = (self._time(min(time, last) * stretch) for time in (segment.start, segment.end))
+            ids += [start, *self._text(f"{glue}{text}" if number else text, utterance), end]
         return ids
 
     def _time(self, seconds: float) -> int:

@@ -1,0 +1,43 @@
+# Everything happens in .venv inside this clone.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help install demo test test-all lint lock bench clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+install: $(STAMP) ## set up .venv with the pinned packages
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: install ## make speech, train a small Whisper on it, show what it learned (a few minutes)
+	$(BIN)/python -m luthier.modalities.asr.demo runs/demo
+
+test: install ## the default tests
+	$(BIN)/python -m pytest
+
+test-all: install ## with the slow tests, and those on the real data beside the clone
+	$(BIN)/python -m pytest -m 'not gpu'
+
+lint: install ## formatting, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: install ## speed and memory beside the peers
+	$(BIN)/python tests/benchmarks/whisper.py
+
+lock: ## renew the pins from the newest versions that work together
+	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.14.1' 'torchaudio==2.11.1' 'torchvision==0.29.1' -e '.[dev]'
+	.venv-lock/bin/python -m pip freeze --exclude-editable > constraints.txt
+	rm -rf .venv-lock
+
+clean: ## remove what was set up
+	rm -rf .venv build dist src/*.egg-info

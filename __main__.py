@@ -1,0 +1,5 @@
+"""`python -m luthier` is the command `luthier`."""
+
+from .common.cli import main
+
+main()

@@ -1,0 +1,190 @@
+"""The command line. Heavy libraries are imported inside the verb that needs them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="luthier",
+    help="Tune models of every modality on one training core.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+recipes = typer.Typer(help="The recipes that ship.", no_args_is_help=True)
+app.add_typer(recipes, name="recipes")
+
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A file, or the name of a recipe that ships.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as train.epochs=2.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' own messages.")]
+
+
+@app.command()
+def train(recipe: RecipeName, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Train, evaluating on the way; goes on by itself where an earlier run of the same output stopped."""
+    from .recipe import load
+
+    loaded = load(recipe, overrides or [])
+    _set_up(debug)
+    from signal import Signals
+
+    from .evaluation.table import show_outcome
+    from .training import run
+    from .training.signals import EXIT_CODES
+
+    outcome = run.train(loaded)
+    if outcome.stopped_by:
+        raise typer.Exit(EXIT_CODES[Signals(outcome.stopped_by)])
+    show_outcome(outcome.folder)
+
+
+@app.command()
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, such as OUTPUT/checkpoints/best.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SUITE] [KEY=VALUE]...",
+            help="`validation` (default) or `test`; changes such as data=C.jsonl or evaluate.num_beams=5.",
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write metrics and samples to this JSON file.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Metrics by slice, from a checkpoint alone."""
+    _set_up(debug)
+    from .evaluation.saved import evaluate_checkpoint
+    from .evaluation.table import show
+    from .record import write_json
+
+    suite, overrides = _suite(arguments or [])
+    found = evaluate_checkpoint(checkpoint, suite, overrides)
+    show({suite: found.metrics}, found.samples)
+    if output is not None:
+        write_json(output, {**found.metrics, "samples": found.samples})
+
+
+@app.command()
+def check(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Leave out the checkpoint round trip.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Everything that can be known before paying for a run."""
+    from .recipe import load
+
+    loaded = load(recipe, overrides or [])
+    _set_up(debug)
+    from .check import check as run_check
+
+    if not run_check(loaded, fast):
+        raise typer.Exit(2)
+
+
+@app.command()
+def inspect(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    batches: Annotated[int, typer.Option(help="Training batches to show.", min=1)] = 1,
+    debug: Debug = False,
+) -> None:
+    """Show batches as the model sees them: tokens coloured by what carries loss, audio, padding."""
+    from .recipe import load
+
+    loaded = load(recipe, overrides or [])
+    _set_up(debug)
+    from .inspect import inspect as run_inspect
+
+    run_inspect(loaded, batches)
+
+
+@app.command()
+def doctor() -> None:
+    """Versions, devices, and what each extra can do here."""
+    from .doctor import doctor as run_doctor
+
+    run_doctor()
+
+
+@recipes.command("list")
+def list_recipes() -> None:
+    """Names and first lines of the recipes that ship."""
+    from .recipe import shipped
+
+    for name, file in shipped().items():
+        first = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        typer.echo(f"{name:24} {first}")
+
+
+@recipes.command("show")
+def show_recipe(recipe: RecipeName) -> None:
+    """Print a recipe."""
+    from .recipe import find
+
+    typer.echo(find(recipe).read_text(encoding="utf-8"), nl=False)
+
+
+@recipes.command("copy")
+def copy_recipe(recipe: RecipeName, to: Annotated[Path, typer.Argument(help="New file or existing folder.")]) -> None:
+    """Copy a recipe, to be changed."""
+    from .errors import RecipeError
+    from .recipe import find
+
+    file = find(recipe)
+    target = to / file.name if to.is_dir() else to
+    if target.exists():
+        raise RecipeError("the file exists already and is not overwritten", where=target, do="give another name")
+    target.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    typer.echo(target)
+
+
+@recipes.command("schema")
+def schema(kind: Annotated[str, typer.Argument(help="A task kind.")] = "asr.whisper") -> None:
+    """The JSON Schema of a kind's recipes, for editors."""
+    import json
+
+    from .recipe import config_of
+
+    typer.echo(json.dumps(config_of(kind).model_json_schema(), indent=2))
+
+
+def _suite(arguments: list[str]) -> tuple[str, list[str]]:
+    """(suite, overrides); `data=X` means the data of the suite."""
+    from .errors import RecipeError
+
+    names = [text for text in arguments if "=" not in text]
+    if len(names) > 1 or not set(names) <= {"validation", "test"}:
+        raise RecipeError("no such suite", given=" ".join(names), expected="validation or test")
+    suite = names[0] if names else "validation"
+    overrides = [f"data.{suite}={text[5:]}" if text.startswith("data=") else text for text in arguments if "=" in text]
+    return suite, overrides
+
+
+def _set_up(debug: bool) -> None:
+    from .console import set_up
+
+    set_up(debug)
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; user errors end with exit code 2 and no traceback (with `--debug`: with one)."""
+    from .errors import LuthierError
+
+    try:
+        return app(arguments)
+    except LuthierError as error:
+        if "--debug" in (arguments or sys.argv):
+            raise
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Speed and memory of a training: what a Lightning callback sees after two warm-up steps."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from lightning.pytorch import Callback
+
+WARMUP = 2
+
+
+class Meter(Callback):
+    """Times optimizer steps from the end of the second to the end of the last, and the peak of resident memory.
+
+    `examples`, `real` and `padded` (seconds of audio) are what the timed steps contained.
+    """
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.examples, self.real, self.padded = 0, 0.0, 0.0
+        self.cpu = self.others = 0.0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        with suppress(OSError):  # restart the kernel's high-water mark: preparation does not count
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        self.ends.append(time.perf_counter())
+        if len(self.ends) == WARMUP:
+            self.cpu, self.others = time.process_time(), _machine_cpu()
+        elif len(self.ends) > WARMUP:
+            step = pl_module.last_step
+            self.examples, self.real, self.padded = (
+                self.examples + step.items,
+                self.real + step.real,
+                self.padded + step.padded,
+            )
+
+    def report(self) -> dict[str, Any]:
+        seconds = self.ends[-1] - self.ends[WARMUP - 1]
+        cpu = time.process_time() - self.cpu
+        return {
+            "items": self.examples,
+            "seconds": round(seconds, 3),
+            "items_per_second": self.examples / seconds,
+            "real_seconds_per_second": self.real / seconds,
+            "padding_share": 1 - self.real / self.padded,
+            "peak_rss_mb": round(_peak_mb()),
+            "cpu_seconds": round(cpu, 1),
+            "other_cpu_seconds": round(max(0.0, _machine_cpu() - self.others - cpu), 1),
+        }
+
+
+def _machine_cpu() -> float:
+    """CPU seconds spent by every process since boot."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
+
+
+def _peak_mb() -> float:
+    status = Path("/proc/self/status")
+    for row in status.read_text().splitlines() if status.exists() else ():
+        if row.startswith("VmHWM:"):
+            return int(row.split()[1]) / 1024
+    return float(psutil.Process(os.getpid()).memory_info().rss) / 1e6

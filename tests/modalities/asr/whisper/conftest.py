@@ -1,0 +1,224 @@
+"""Tiny Whisper directories (as in howto/whisper_tiny.py), recordings of tones, and shortcuts to build what is tested.
+
+Test files can't import from each other in pytest's importlib mode, so shared functions are fixtures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile as sf
+import torch
+import transformers as hf
+from tokenizers.pre_tokenizers import ByteLevel
+
+from luthier.common.data.collect import collect
+from luthier.common.recipe import build
+from luthier.modalities.asr.utterance import Utterance
+from luthier.modalities.asr.whisper.processing import WhisperProcessing
+
+RATE = 16000
+CHUNK_SECONDS = 2
+TARGET_POSITIONS = 64
+END = "<|endoftext|>"
+AFTER_LANGUAGES = "translate transcribe startoflm startofprev nospeech notimestamps"
+SEED = 20240
+
+
+def make_tokenizer(languages: Sequence[str], without: str = "") -> hf.WhisperTokenizer:
+    """Bytes, control tokens in Whisper's order, and timestamps to 2.00; no merges, so a letter is a token.
+
+    Args:
+        without: bytes that the vocabulary lacks.
+    """
+    letters = [piece for piece in sorted(ByteLevel.alphabet()) if piece not in without]
+    vocab = {piece: i for i, piece in enumerate([*letters, END])}
+    tokenizer = hf.WhisperTokenizer(vocab=vocab, merges=[], pad_token=END)
+    names = ["startoftranscript", *languages, *AFTER_LANGUAGES.split()]
+    tokenizer.add_special_tokens({"extra_special_tokens": [f"<|{name}|>" for name in names]})
+    tokenizer.add_tokens([f"<|{i / 50:.2f}|>" for i in range(50 * CHUNK_SECONDS + 1)])
+    return tokenizer
+
+
+def save_whisper(folder: Path, tokenizer: hf.WhisperTokenizer, multilingual: bool, languages: Sequence[str]) -> Path:
+    """A Whisper directory with random weights, as transformers writes it."""
+    ids = tokenizer.convert_tokens_to_ids
+    torch.manual_seed(SEED)
+    config = hf.WhisperConfig(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        init_std=0.15,  # about 1 / sqrt(d_model): with 0.02 every logit is nearly 0 and nothing depends on the sound
+        max_source_positions=50 * CHUNK_SECONDS,
+        max_target_positions=TARGET_POSITIONS,
+        pad_token_id=ids(END),
+        bos_token_id=ids(END),
+        eos_token_id=ids(END),
+        decoder_start_token_id=ids("<|startoftranscript|>"),
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+    model = hf.WhisperForConditionalGeneration(config)
+    settings = model.generation_config
+    settings.is_multilingual = multilingual
+    settings.no_timestamps_token_id = ids("<|notimestamps|>")
+    settings.prev_sot_token_id = ids("<|startofprev|>")
+    settings.return_timestamps = False
+    settings.max_initial_timestamp_index = 50
+    # As the published models have it: the start and control tokens never, a blank or the end not first.
+    settings.suppress_tokens = [ids(f"<|{name}|>") for name in ("startoftranscript", *AFTER_LANGUAGES.split()[:-1])]
+    settings.begin_suppress_tokens = [*tokenizer(" ", add_special_tokens=False).input_ids, ids(END)]
+    settings.max_length = TARGET_POSITIONS
+    if multilingual:
+        settings.lang_to_id = {f"<|{name}|>": ids(f"<|{name}|>") for name in languages}
+        settings.task_to_id = {name: ids(f"<|{name}|>") for name in ("transcribe", "translate")}
+    settings._from_model_config = False
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    hf.WhisperFeatureExtractor(chunk_length=CHUNK_SECONDS).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def multilingual(tmp_path_factory) -> str:
+    """A multilingual Whisper that knows en, zh and it; "it" stands where Whisper's own list has "de"."""
+    languages = ("en", "zh", "it")
+    folder = tmp_path_factory.mktemp("multilingual")
+    return str(save_whisper(folder, make_tokenizer(languages), True, languages))
+
+
+@pytest.fixture(scope="session")
+def all_languages(tmp_path_factory) -> str:
+    """A multilingual Whisper with the languages of transformers' list, in its order, which transformers counts on."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    folder = tmp_path_factory.mktemp("all_languages")
+    return str(save_whisper(folder, make_tokenizer(tuple(LANGUAGES)), True, tuple(LANGUAGES)))
+
+
+@pytest.fixture(scope="session")
+def english(tmp_path_factory) -> str:
+    """An English-only Whisper; its vocabulary has language and task tokens all the same, as whisper-tiny.en's has."""
+    return str(save_whisper(tmp_path_factory.mktemp("english"), make_tokenizer(("en", "zh", "it")), False, ()))
+
+
+@pytest.fixture(scope="session")
+def without_q(tmp_path_factory) -> str:
+    """An English-only Whisper whose vocabulary can't write the letter q."""
+    return str(save_whisper(tmp_path_factory.mktemp("without_q"), make_tokenizer(("en",), "q"), False, ()))
+
+
+# ---------------------------------------------------------------------------------------------- recordings
+
+TEXTS = (
+    ("hello world", "en"),
+    ("ciao bella", "it"),
+    ("你好 世界", "zh"),
+    ("good day", "en"),
+    ("how are you", "en"),
+    ("buona sera", "it"),
+    ("one two", "en"),
+    ("再见", "zh"),
+    ("grazie", "it"),
+    ("see you", "en"),
+    ("a", "en"),
+    ("tre volte", "it"),
+)
+
+
+def tone(number: int, seconds: float) -> np.ndarray:
+    """A tone of its own pitch with a little noise, mono float32 at 16 kHz."""
+    generator = np.random.default_rng(number)
+    clock = np.arange(round(seconds * RATE)) / RATE
+    wave = 0.2 * np.sin(2 * np.pi * (250 + 280 * number) * clock) + 0.003 * generator.standard_normal(len(clock))
+    return wave.astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def manifest(tmp_path_factory) -> Path:
+    """A manifest of 12 tones of 0.6 to 1.7 s, of three languages and two speakers."""
+    folder = tmp_path_factory.mktemp("tones")
+    rows = []
+    for number, (text, language) in enumerate(TEXTS):
+        sf.write(folder / f"{number}.wav", tone(number, 0.6 + 0.1 * number), RATE, subtype="FLOAT")
+        rows.append({"audio": f"{number}.wav", "text": text, "language": language, "speaker": "ab"[number % 2]})
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def make_recipe(manifest, tmp_path) -> Callable[..., Any]:
+    """`make_recipe(model, **sections)`: a validated recipe; sections are merged into small defaults."""
+
+    def make(model: str, **sections: Any) -> Any:
+        tree: dict[str, Any] = {
+            "task": {"kind": "asr.whisper"},
+            "model": {"path": model},
+            "data": {"train": str(manifest), "workers": 0},
+            "train": {"steps": 1, "accelerator": "cpu", "threads": 1},
+            "output": str(tmp_path / "out"),
+        }
+        for name, values in sections.items():
+            tree[name] = tree.get(name, {}) | values
+        return build(tree, "test")
+
+    return make
+
+
+@pytest.fixture
+def make_processing(make_recipe) -> Callable[..., WhisperProcessing]:
+    """`make_processing(model, **sections)`: the data path of such a recipe."""
+
+    def make(model: str, **sections: Any) -> WhisperProcessing:
+        recipe = make_recipe(model, **sections)
+        return WhisperProcessing(recipe, recipe.model.path)
+
+    return make
+
+
+@pytest.fixture
+def make_task(make_recipe) -> Callable[..., Any]:
+    """`make_task(model, **sections)`: the task of such a recipe."""
+    from luthier.modalities.asr.whisper.task import Task
+
+    return lambda model, **sections: Task(make_recipe(model, **sections))
+
+
+@pytest.fixture
+def examples() -> Callable[[WhisperProcessing], list[Utterance]]:
+    """`examples(processing)`: the checked training examples of its recipe."""
+    return lambda processing: collect(processing.recipe.data.train, processing, processing.recipe.data).examples
+
+
+@pytest.fixture
+def collated(examples) -> Callable[..., dict[str, Any]]:
+    """`collated(processing, indices, generator)`: a batch of some of its training examples."""
+
+    def make(
+        processing: WhisperProcessing,
+        indices: Sequence[int] = (0, 1, 2, 11),
+        generator: np.random.Generator | None = None,
+    ) -> dict[str, Any]:
+        chosen = [examples(processing)[index] for index in indices]
+        return processing.collate([processing.encode(item, generator) for item in chosen], generator)
+
+    return make
