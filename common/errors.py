@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class LuthierError(Exception):
     """Base of all errors that the command line shows without a traceback (exit code 2).
@@ -46,6 +48,9 @@ class BadExample(DataError):
     def __init__(self, reason: str, problem: str, **details: object):
         super().__init__(problem, **details)
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BadExample.__new__, (BadExample, *self.args), vars(self)  # so that data workers can send it
 
 
 class ModelError(LuthierError):

@@ -201,7 +201,7 @@ class TrainSection(Section):
 
 
 class EvaluateSection(Section):
-    every: int | Literal["epoch", "never"] = "epoch"
+    every: Annotated[int, Field(ge=1)] | Literal["epoch", "never"] = "epoch"
     """Evaluate after this many optimizer steps, or after each `epoch`; always at the end."""
     at_start: bool = False
     """Evaluate once before the first step too."""
@@ -216,8 +216,8 @@ class EvaluateSection(Section):
 
 
 class CheckpointSection(Section):
-    every: int | Literal["evaluation"] = "evaluation"
-    """Save after this many optimizer steps, or with each evaluation; always at the end."""
+    every: int | None = Field(500, ge=1)
+    """Save after this many optimizer steps; also after each evaluation, and at the end."""
     best: str | None = None
     """Metric that decides which checkpoint is best; default: the task's first metric."""
     keep_last: int = Field(2, ge=1)

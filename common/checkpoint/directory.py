@@ -126,8 +126,12 @@ def committed(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdigit())
 
 
-def newest_valid(root: Path) -> Path | None:
+def newest_valid(root: Path, mend: bool = True) -> Path | None:
     """The newest whole checkpoint; broken ones are renamed with the reason beside them and named in a warning.
+
+    Args:
+        root: the folder of the checkpoints.
+        mend: rename the broken ones; of several processes only one may.
 
     Raises:
         CheckpointError: there are checkpoints and none is whole: starting over would hide the loss.
@@ -137,10 +141,11 @@ def newest_valid(root: Path) -> Path | None:
         reason = fault(folder)
         if reason is None:
             return folder
-        aside = _set_aside(folder)
-        (aside / "BROKEN").write_text(reason + "\n")
-        broken.append(f"{aside}: {reason}")
-        log.warning("set aside a broken checkpoint: %s", broken[-1])
+        broken.append(f"{folder}: {reason}")
+        if mend:
+            aside = _set_aside(folder)
+            (aside / "BROKEN").write_text(reason + "\n")
+            log.warning("broken checkpoint, renamed to %s: %s", aside.name, reason)
     if broken or any(root.glob(f"step-*{BROKEN}*")):
         raise CheckpointError(
             "there are checkpoints and none is whole",
@@ -176,7 +181,7 @@ def point(link: Path, target: Path) -> None:
 def prune(root: Path, best: Path, keep_last: int) -> None:
     """Remove all but the best and the newest `keep_last`; at least 2 stay in all."""
     checkpoints = committed(root)
-    kept = {best, *checkpoints[-keep_last:]}
+    kept = {best, *checkpoints[-keep_last:]} & set(checkpoints)
     for folder in reversed(checkpoints):
         if len(kept) >= 2:
             break

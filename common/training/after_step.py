@@ -186,13 +186,10 @@ class AfterStep(Callback):
             write_json(self.output / "samples" / f"step-{where['step']:08d}.json", found.samples)
 
     def _save_due(self) -> bool:
-        every = self.recipe.checkpoint.every
-        if self.position.best_step == self.position.step:
+        every, step = self.recipe.checkpoint.every, self.position.step
+        if self.position.evaluated == step or (every is not None and step % every == 0):
             return True
-        if every == "evaluation":
-            due = self.position.evaluated == self.position.step
-            return due or (self.evaluation is None and self.position.step in self._epoch_steps)
-        return self.position.step % every == 0
+        return self.evaluation is None and step in self._epoch_steps
 
     def _save(self, trainer: Trainer, task: Task) -> None:
         metrics = self.metrics if self.position.evaluated == self.position.step else None

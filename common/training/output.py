@@ -92,7 +92,7 @@ def opened(recipe: Recipe) -> Iterator[Output]:
         with _locked(folder):
             if is_first_rank():
                 directory.clear_partial(folder / CHECKPOINTS)
-            yield Output(folder, directory.newest_valid(folder / CHECKPOINTS))
+            yield Output(folder, directory.newest_valid(folder / CHECKPOINTS, mend=is_first_rank()))
     finally:
         os.environ.pop(CHOSEN, None)
 

@@ -38,11 +38,11 @@ class Engine:
             raise missing_extra("espeakng-loader", "demo") from error
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows can't delete what is loaded
             self._library = ctypes.CDLL(shutil.copy(espeakng_loader.get_library_path(), folder))
-        data = str(Path(espeakng_loader.get_data_path()))
+        self._data = Path(espeakng_loader.get_data_path())
         #: samples a second
-        self.rate = int(self._library.espeak_Initialize(_SYNCHRONOUS, 0, data.encode(), _DONT_EXIT))
+        self.rate = int(self._library.espeak_Initialize(_SYNCHRONOUS, 0, str(self._data).encode(), _DONT_EXIT))
         if self.rate <= 0:
-            raise LuthierError("espeak-ng does not start", where=data, do="reinstall espeakng-loader")
+            raise LuthierError("espeak-ng does not start", where=self._data, do="reinstall espeakng-loader")
         self._library.espeak_Synth.argtypes = _SYNTH_ARGUMENTS
         self._library.espeak_ng_SetRandSeed.argtypes = [ctypes.c_long]
         self._library.espeak_ng_SetRandSeed(1)  # it is the time otherwise
@@ -62,8 +62,7 @@ class Engine:
         Returns:
             samples in [-1, 1], `[T]`, at `rate`.
         """
-        if self._library.espeak_SetVoiceByName(voice.encode()) != 0:
-            raise DataError("espeak-ng has no such voice", given=voice, expected="such as en-us or en-us+f3")
+        self._choose(voice)
         self._library.espeak_SetParameter(_RATE, rate_wpm, 0)
         self._library.espeak_SetParameter(_PITCH, pitch, 0)
         self._chunks.clear()
@@ -72,6 +71,12 @@ class Engine:
             raise DataError("espeak-ng can't speak this text", given=repr(text))
         samples = np.concatenate([np.zeros(0, np.int16), *self._chunks])
         return samples.astype(np.float32) / np.float32(32768)
+
+    def _choose(self, voice: str) -> None:
+        variant = voice.partition("+")[2]
+        known = not variant or (self._data / "voices" / "!v" / variant).is_file()  # espeak-ng ignores an unknown one
+        if not known or self._library.espeak_SetVoiceByName(voice.encode()) != 0:
+            raise DataError("espeak-ng has no such voice", given=voice, expected="such as en-us or en-us+f3")
 
     def _receive(self, samples: ctypes._Pointer[ctypes.c_short], count: int, _events: int | None) -> int:
         if samples and count > 0:

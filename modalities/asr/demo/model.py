@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
-CHUNK_SECONDS = 3
+CHUNK_SECONDS = 2
 _MOST_PIECES = 1000
 _END = "<|endoftext|>"
 # Whisper's order: a language's id is that of the start token plus its place in Whisper's list; times come last.
@@ -39,7 +39,7 @@ def make_model(folder: str | Path, texts: Iterable[str], seed: int = 0) -> None:
 
 
 def make_processor(texts: Iterable[str]) -> WhisperProcessor:
-    """A tokenizer that holds each word of the texts as one piece, and log-mel features of 3 s."""
+    """A tokenizer that holds each word of the texts as one piece, and log-mel features of 2 s."""
     from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
 
     vocab, merges = _learn_pieces(texts)
@@ -47,8 +47,8 @@ def make_processor(texts: Iterable[str]) -> WhisperProcessor:
     tokenizer.add_special_tokens({"extra_special_tokens": list(_CONTROL)})
     tokenizer.add_tokens([f"<|{step / 50:.2f}|>" for step in range(50 * CHUNK_SECONDS + 1)])
     tokenizer.set_prefix_tokens(language="en", task="transcribe")
-    features = WhisperFeatureExtractor(chunk_length=CHUNK_SECONDS)  # type: ignore[no-untyped-call]
-    return WhisperProcessor(features, tokenizer)  # type: ignore[no-untyped-call]
+    features = WhisperFeatureExtractor(chunk_length=CHUNK_SECONDS)
+    return WhisperProcessor(features, tokenizer)
 
 
 def _learn_pieces(texts: Iterable[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from .model import make_model
 from .speech import make_speech, sentences
 
-VERSION = 1  # raised when the speech or the model is made in another way
+VERSION = 3  # raised when the speech or the model is made in another way
 
 
 def prepare(folder: str | Path, seed: int = 0) -> bool:

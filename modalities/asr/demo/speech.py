@@ -81,7 +81,7 @@ def _plan(rng: np.random.Generator, texts: Sequence[str], count: int, voices: Se
         Clip(
             text=text,
             voice=voices[int(rng.integers(len(voices)))],
-            rate_wpm=int(rng.integers(150, 221)),
+            rate_wpm=int(rng.integers(170, 231)),
             pitch=int(rng.integers(35, 66)),
             snr_db=float(rng.uniform(10, 30)),
             gain=float(rng.uniform(0.3, 1.0)),

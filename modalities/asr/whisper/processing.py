@@ -59,7 +59,7 @@ class WhisperProcessing(Processing[Utterance]):
         self.recipe = recipe
         self.processor = load_processor(path)
         self.generation = load_generation_config(path)
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(recipe.model.path if recipe.model.lora else path)  # an adapter has none
         self.targets = Targets(self.processor.tokenizer, self.generation, recipe.task, config.max_target_positions)
         self.mel = LogMel.from_extractor(self.processor.feature_extractor)
         self.augment = Augment(recipe.data.augment, self.mel.rate)
@@ -82,10 +82,11 @@ class WhisperProcessing(Processing[Utterance]):
         return pieces
 
     def _check_alignable(self, utterance: Utterance, target: Target) -> None:
-        """CTC needs a frame for each token and one more between equal neighbours."""
+        """CTC needs a frame for each token and one more between equal neighbours, at the fastest speed too."""
         ids = target.text[:-1]
         needed = len(ids) + sum(a == b for a, b in pairwise(ids))
-        present = int((utterance.duration or 0.0) * self.mel.rate) // self.mel.hop // FRAMES_PER_POSITION
+        shortest = (utterance.duration or 0.0) / max([1.0, *self.recipe.data.augment.speed])
+        present = int(shortest * self.mel.rate) // self.mel.hop // FRAMES_PER_POSITION
         if present < needed:
             raise BadExample(
                 "too_short_for_ctc",

@@ -30,6 +30,7 @@ class Task(task.Task):
 
     recipe: Config
     processing: WhisperProcessing
+    model: Any
 
     def __init__(self, recipe: Config, weights: Path | None = None):
         super().__init__(recipe, weights)
@@ -38,7 +39,7 @@ class Task(task.Task):
         self._whisper = [whisper]  # in a list, so that its parameters are not registered twice
         self.ctc_head: nn.Linear | None = None
         if recipe.task.ctc_weight:
-            self.ctc_head = nn.Linear(whisper.config.d_model, whisper.config.vocab_size + 1)
+            self.ctc_head = nn.Linear(whisper.config.d_model, whisper.config.vocab_size + 1, dtype=whisper.dtype)
         keeps_encodings = self.processing.cache is not None and recipe.model.freeze_encoder
         self._encoder_hash = model_hash(recipe.model.path) if keeps_encodings else None
 
@@ -55,7 +56,14 @@ class Task(task.Task):
 
     def loss(self, data: dict[str, Any]) -> LossSum:
         """Cross-entropy of the transcripts' tokens, and the weighted CTC loss of the encoder where asked."""
-        return self._loss(self.encode(data), data)
+        encoded = self.encode(data)
+        said = self._cross_entropy(encoded, data)
+        if self.ctc_head is None:
+            return said
+        frames = (data["frames"] + 1) // FRAMES_PER_POSITION
+        extra = ctc(self.ctc_head(encoded), frames, data["ctc_labels"], data["ctc_lengths"])
+        logs = {"cross_entropy": float(said.sum.detach()), "ctc": float(extra.detach())}
+        return LossSum(said.sum + self.recipe.task.ctc_weight * extra, said.count, logs)
 
     def encode(self, data: dict[str, Any]) -> Tensor:
         """The encoder's output [B, T / 2, D]; from the cache where the encoder is frozen."""
@@ -83,38 +91,32 @@ class Task(task.Task):
         encodings = torch.stack([encoding for encoding in found if encoding is not None])
         return encodings.to(self.device, self.whisper.dtype)
 
-    def _loss(self, encoded: Tensor, data: dict[str, Any]) -> LossSum:
+    def _cross_entropy(self, encoded: Tensor, data: dict[str, Any]) -> LossSum:
         decoder = self.whisper.model.decoder
         hidden = decoder(input_ids=data["input_ids"], encoder_hidden_states=encoded, use_cache=False).last_hidden_state
         asked = data["labels"] != -100
         # Only places that carry loss are projected onto the vocabulary, which is most of the decoder's work.
         logits = self.whisper.proj_out(hidden[asked])
-        total = cross_entropy(logits, data["labels"][asked], self.recipe.task.label_smoothing)
-        count = int(asked.sum())
-        if self.ctc_head is None:
-            return LossSum(total, count)
-        frames = (data["frames"] + 1) // FRAMES_PER_POSITION
-        extra = ctc(self.ctc_head(encoded), frames, data["ctc_labels"], data["ctc_lengths"])
-        logs = {"cross_entropy": float(total.detach()), "ctc": float(extra.detach())}
-        return LossSum(total + self.recipe.task.ctc_weight * extra, count, logs)
+        return LossSum(cross_entropy(logits, data["labels"][asked], self.recipe.task.label_smoothing), int(asked.sum()))
 
     # ------------------------------------------------------------------ evaluation
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> Predicted:
-        """Transcripts of a batch, as `Scored` records, and its loss; the encoder runs once for both."""
+        """Transcripts of a batch, as `Scored` records, and its cross-entropy; the encoder runs once for both. The CTC
+        loss is left out: its head is not saved, and a checkpoint alone has to give the same numbers."""
         data = batch.data
         encoded = self.encode(data)
         hypotheses = self.transcribe(encoded, data["prefixes"])
         records = []
         for utterance, hypothesis in zip(data["utterances"], hypotheses, strict=True):
             language = self.processing.targets.language(utterance)
-            if language is None and not self.processing.targets.multilingual:
-                language = "en"
+            if self.recipe.task.task == "translate" or (language is None and not self.processing.targets.multilingual):
+                language = "en"  # that of the text
             fields = {"source": utterance.source, "speaker": utterance.speaker, **utterance.extra}
             fields = {name: fields.get(name) for name in self.recipe.evaluate.slices if fields.get(name) is not None}
             records.append(Scored(utterance.text, hypothesis, language, utterance.where, utterance.duration, fields))
-        return Predicted(records, self._loss(encoded, data))
+        return Predicted(records, self._cross_entropy(encoded, data))
 
     def transcribe(self, encoded: Tensor, prefixes: Sequence[Sequence[int]]) -> list[str]:
         """Texts of encoded audio [B, T / 2, D], each after its own decoder prompt."""
@@ -168,6 +170,8 @@ class Task(task.Task):
     def save_pretrained(self, directory: Path) -> None:
         self.model.save_pretrained(directory)
         self.processing.processor.save_pretrained(directory)
+        # transformers 5 puts these settings into processor_config.json only; other programs read them here.
+        self.processing.processor.feature_extractor.save_pretrained(directory)
         self.generation_config().save_pretrained(directory)
 
     def generation_config(self) -> Any:

@@ -165,51 +165,55 @@ def manifest(tmp_path_factory) -> Path:
     return file
 
 
-@pytest.fixture
-def make_recipe(manifest, tmp_path) -> Callable[..., Any]:
-    """`make_recipe(model, **sections)`: a validated recipe; sections are merged into small defaults."""
+@pytest.fixture(scope="session")
+def make_recipe(manifest, tmp_path_factory) -> Callable[..., Any]:
+    """`make_recipe(path, **sections)`: a validated recipe; sections are merged into small defaults."""
+    output = tmp_path_factory.mktemp("output")
 
-    def make(model: str, **sections: Any) -> Any:
+    def make(path: str, /, **sections: Any) -> Any:
         tree: dict[str, Any] = {
             "task": {"kind": "asr.whisper"},
-            "model": {"path": model},
+            "model": {"path": path},
             "data": {"train": str(manifest), "workers": 0},
             "train": {"steps": 1, "accelerator": "cpu", "threads": 1},
-            "output": str(tmp_path / "out"),
+            "output": str(output),
         }
         for name, values in sections.items():
-            tree[name] = tree.get(name, {}) | values
+            tree[name] = tree[name] | values if name in tree and isinstance(values, dict) else values
         return build(tree, "test")
 
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_processing(make_recipe) -> Callable[..., WhisperProcessing]:
-    """`make_processing(model, **sections)`: the data path of such a recipe."""
+    """`make_processing(path, **sections)`: the data path of such a recipe."""
 
-    def make(model: str, **sections: Any) -> WhisperProcessing:
-        recipe = make_recipe(model, **sections)
+    def make(path: str, /, **sections: Any) -> WhisperProcessing:
+        recipe = make_recipe(path, **sections)
         return WhisperProcessing(recipe, recipe.model.path)
 
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_task(make_recipe) -> Callable[..., Any]:
-    """`make_task(model, **sections)`: the task of such a recipe."""
+    """`make_task(path, weights=None, **sections)`: the task of such a recipe."""
     from luthier.modalities.asr.whisper.task import Task
 
-    return lambda model, **sections: Task(make_recipe(model, **sections))
+    def make(path: str, /, weights: Path | None = None, **sections: Any) -> Task:
+        return Task(make_recipe(path, **sections), weights)
+
+    return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def examples() -> Callable[[WhisperProcessing], list[Utterance]]:
     """`examples(processing)`: the checked training examples of its recipe."""
     return lambda processing: collect(processing.recipe.data.train, processing, processing.recipe.data).examples
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def collated(examples) -> Callable[..., dict[str, Any]]:
     """`collated(processing, indices, generator)`: a batch of some of its training examples."""
 

@@ -45,7 +45,7 @@ def test_layout_of_a_multilingual_target(make_processing, multilingual):
 @pytest.mark.parametrize("task", ["transcribe", "translate"])
 @pytest.mark.parametrize("timestamps", [False, True])
 def test_multilingual_layout_equals_transformers(make_processing, all_languages, language, text, task, timestamps):
-    processing = make_processing(all_languages, task={"kind": "asr.whisper", "task": task, "timestamps": timestamps})
+    processing = make_processing(all_languages, task={"task": task, "timestamps": timestamps})
     tokenizer = hf.WhisperTokenizer.from_pretrained(all_languages)
     tokenizer.set_prefix_tokens(language=language, task=task, predict_timestamps=timestamps)
     target = processing.targets.target(said(text, language=language))
@@ -69,7 +69,7 @@ def test_english_only_layout_equals_transformers(make_processing, english, langu
 
 @pytest.mark.parametrize("timestamps", [False, True])
 def test_one_start_and_one_end_in_each_row_of_a_batch(make_processing, multilingual, collated, timestamps):
-    processing = make_processing(multilingual, task={"kind": "asr.whisper", "timestamps": timestamps})
+    processing = make_processing(multilingual, task={"timestamps": timestamps})
     targets = processing.targets
     assert processing.processor.tokenizer.pad_token_id == targets.end
     batch = collated(processing, range(12))
@@ -93,7 +93,7 @@ def test_one_start_and_one_end_in_each_row_of_a_batch(make_processing, multiling
 
 @pytest.mark.parametrize("language", ["it", "italian", "Italian", "IT", "it-IT", "it_CH", " it "])
 def test_language_by_name_code_and_region(make_processing, multilingual, language):
-    processing = make_processing(multilingual, task={"kind": "asr.whisper", "language": language})
+    processing = make_processing(multilingual, task={"language": language})
     assert names(processing, processing.targets.control(said(language=None)))[1] == "<|it|>"
     processing = make_processing(multilingual)
     assert names(processing, processing.targets.control(said(language=language)))[1] == "<|it|>"
@@ -115,7 +115,7 @@ def test_language_goes_by_name_and_not_by_place(make_processing, multilingual):
 
 
 def test_a_row_language_goes_before_the_recipe_s(make_processing, multilingual):
-    targets = make_processing(multilingual, task={"kind": "asr.whisper", "language": "it"}).targets
+    targets = make_processing(multilingual, task={"language": "it"}).targets
     assert targets.language(said(language="zh")) == "zh"
     assert targets.language(said(language=None)) == "it"
 
@@ -128,18 +128,18 @@ def test_unknown_language_is_refused(make_processing, multilingual, language):
     assert caught.value.where == "rows.jsonl:1"
     assert language in str(caught.value)
     with pytest.raises(ModelError, match=r"task\.language"):
-        make_processing(multilingual, task={"kind": "asr.whisper", "language": language})
+        make_processing(multilingual, task={"language": language})
 
 
 def test_a_multilingual_model_needs_a_language(make_processing, multilingual):
-    with pytest.raises(BadExample, match="task.language") as caught:
+    with pytest.raises(BadExample, match=r"task\.language") as caught:
         make_processing(multilingual).targets.target(said(language=None))
     assert caught.value.reason == "no_language"
 
 
 def test_an_english_only_model_can_t_translate(make_processing, english):
     with pytest.raises(ModelError, match="translate"):
-        make_processing(english, task={"kind": "asr.whisper", "task": "translate"})
+        make_processing(english, task={"task": "translate"})
 
 
 # ---------------------------------------------------------------------------------------------- text
@@ -171,12 +171,12 @@ def test_too_long_text_is_counted_before_training(make_processing, english, mani
 def test_text_that_the_vocabulary_can_t_write(make_processing, without_q, timestamps, field):
     if field == "segments" and not timestamps:
         pytest.skip("segments are written with timestamps only")
-    processing = make_processing(without_q, task={"kind": "asr.whisper", "timestamps": timestamps})
+    processing = make_processing(without_q, task={"timestamps": timestamps})
     good = said("be uiet", prompt="uite", segments=(Segment(0, 1, "be uiet"),))
     processing.targets.target(good)
     bad = {"text": "be quiet", "prompt": "quite", "segments": (Segment(0, 1, "be quiet"),)}[field]
     utterance = replace(good, **{field: bad, **({"segments": ()} if field == "text" else {})})
-    with pytest.raises(BadExample, match="quiet|quite") as caught:
+    with pytest.raises(BadExample, match=r"quiet|quite") as caught:
         processing.targets.target(utterance)
     assert caught.value.reason == "text_not_in_vocabulary"
 
@@ -184,14 +184,16 @@ def test_text_that_the_vocabulary_can_t_write(make_processing, without_q, timest
 @pytest.mark.parametrize("timestamps", [False, True])
 @pytest.mark.parametrize("text", ["so <|endoftext|> it ends", "<|en|>hello", "at <|0.50|> it began"])
 def test_control_tokens_spelled_in_a_transcript_are_refused(make_processing, multilingual, timestamps, text):
-    targets = make_processing(multilingual, task={"kind": "asr.whisper", "timestamps": timestamps}).targets
-    with pytest.raises(BadExample, match="rows.jsonl:1"):
+    targets = make_processing(multilingual, task={"timestamps": timestamps}).targets
+    with pytest.raises(BadExample, match=r"rows\.jsonl:1"):
         targets.target(said(text))
-    with pytest.raises(BadExample, match="rows.jsonl:1"):
+    with pytest.raises(BadExample, match=r"rows\.jsonl:1"):
         targets.target(said("fine", prompt=text))
 
 
-@pytest.mark.parametrize("text", ["ça va ?", "a  b", "do n't", " spaced ", "été", "été", "one , two .", "😀"])
+@pytest.mark.parametrize(
+    "text", ["ça va ?", "a  b", "do n't", " spaced ", "été", "e\u0301te\u0301", "one , two .", "😀"]
+)
 def test_spelling_is_kept(make_processing, multilingual, text):
     """No clean-up of spaces, no normalisation: what is trained is what is written."""
     processing = make_processing(multilingual)
@@ -243,7 +245,7 @@ def test_no_prompt(make_processing, multilingual, prompt):
 
 @pytest.fixture
 def timed(make_processing, multilingual):
-    return make_processing(multilingual, task={"kind": "asr.whisper", "timestamps": True})
+    return make_processing(multilingual, task={"timestamps": True})
 
 
 def text_of(processing, target) -> str:
@@ -282,7 +284,8 @@ def test_without_its_timestamps_a_segmented_text_is_the_text(timed, text, parts)
 def test_timestamps_are_stretched_with_the_audio(timed):
     segments = (Segment(0.0, 0.4, "a"), Segment(0.5, 1.0, "b"))
     target = timed.targets.target(said("a b", segments=segments), 1 / 0.8)
-    assert text_of(timed, target) == f"<|0.00|>a<|0.50|><|0.62|> b<|1.24|>{END}"  # 31.25 and 62.5 steps; a tie goes down
+    # 0.5, 0.625 and 1.25 s are 25, 31.25 and 62.5 steps of 0.02 s; a tie goes to the even step.
+    assert text_of(timed, target) == f"<|0.00|>a<|0.50|><|0.62|> b<|1.24|>{END}"
 
 
 def test_a_segment_that_ends_a_little_after_the_audio_ends_with_it(timed):
@@ -302,4 +305,4 @@ def test_timestamps_need_their_tokens(make_processing, all_languages, tmp_path):
     (folder / "tokenizer.json").write_text(text.replace("<|0.00|>", "<|nought|>"), encoding="utf-8")
     make_processing(str(folder))
     with pytest.raises(ModelError, match=r"<\|0\.00\|>"):
-        make_processing(str(folder), task={"kind": "asr.whisper", "timestamps": True})
+        make_processing(str(folder), task={"timestamps": True})

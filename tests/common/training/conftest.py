@@ -1,0 +1,105 @@
+"""The toy task as a kind of its own, known for the time of a test, and trainings of it on two processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from luthier.common import kinds
+
+FILE = Path(__file__).with_name("toy.py")
+ROOT = FILE.resolve().parents[3]
+LENGTHS = [1, 6, 2, 5, 3, 4, 1, 1, 6, 2, 3, 5]
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("luthier_toy_module", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # for pydantic, and so that workers can be sent its classes
+    spec.loader.exec_module(module)
+    return module
+
+
+def _known(toy: ModuleType, patch: pytest.MonkeyPatch) -> None:
+    for name, module in toy.modules().items():
+        patch.setitem(sys.modules, name, module)
+    patch.setitem(kinds.modules(), toy.KIND, toy.MODULE)
+    patch.setattr(os, "fsync", lambda _: None)
+    patch.setattr(torch, "set_num_threads", lambda _: None)  # it would outlast the test
+    patch.delenv("LUTHIER_OUTPUT", raising=False)
+
+
+@pytest.fixture(scope="session")
+def toy_module() -> ModuleType:
+    return _load()
+
+
+@pytest.fixture
+def toy(toy_module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    _known(toy_module, monkeypatch)
+    return toy_module
+
+
+@pytest.fixture(scope="session")
+def two_processes(toy_module: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Several trainings on 2 processes, in one launch, as starting the processes takes longest."""
+    root = tmp_path_factory.mktemp("two")
+    plain = toy_module.write_data(root / "train.jsonl", LENGTHS)
+    nan = toy_module.write_data(root / "nan.jsonl", LENGTHS, {4: "nan"})
+    empty = toy_module.write_data(root / "empty.jsonl", LENGTHS, {4: "empty", 7: "unreadable"})
+    long = toy_module.write_data(root / "long.jsonl", LENGTHS * 4)
+    odd = toy_module.write_data(root / "odd.jsonl", [*LENGTHS, 3])
+    jobs: list[tuple[str, Path, list[str], dict[str, Any]]] = [
+        ("plain", plain, ["train.accumulate=2", "task.dropout=0.3"], {}),
+        ("clipped", plain, ["optim.clip_norm=0.3", f"data.validation={plain}"], {}),
+        ("nan", nan, ["data.batch.examples=1", "checkpoint.every=1"], {}),
+        ("empty", empty, ["data.batch.examples=1"], {}),
+        ("signal", plain, ["checkpoint.every=99"], {"signal_at": 1, "signal_ranks": [1]}),
+        ("signal", plain, ["checkpoint.every=99"], {}),
+        ("resumed", long, ["task.dropout=0.3", "task.noise=0.2", "train.accumulate=2"], {}),
+        ("odd", odd, ["data.batch.examples=3"], {}),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        _known(toy_module, patch)
+        # A run on one process, stopped after 2 steps of 4 batches, to be resumed on two with 2 x 2.
+        alone = toy_module.make(root / "resumed", long, "task.dropout=0.3", "task.noise=0.2", "train.accumulate=4")
+        toy_module.train(alone, [toy_module.At(7, toy_module.terminate)])
+    _launch(
+        root,
+        [
+            {
+                "output": str(root / name),
+                "train": str(file),
+                "overrides": ["train.devices=2", *overrides],
+                **extra,
+            }
+            for name, file, overrides, extra in jobs
+        ],
+    )
+    return root
+
+
+def _launch(root: Path, jobs: list[dict[str, Any]]) -> None:
+    (root / "jobs.json").write_text(json.dumps(jobs))
+    kept = {name: value for name, value in os.environ.items() if name not in ("LUTHIER_OUTPUT", "LOCAL_RANK", "RANK")}
+    path = os.pathsep.join([str(ROOT / "src"), kept.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    done = subprocess.run(
+        [sys.executable, str(FILE), str(root / "jobs.json")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        cwd=root,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
