@@ -32,15 +32,13 @@ def train(recipe: RecipeName, overrides: Overrides = None, debug: Debug = False)
 
     loaded = load(recipe, overrides or [])
     _set_up(debug)
-    from signal import Signals
-
     from .evaluation.table import show_outcome
     from .training import run
-    from .training.signals import EXIT_CODES
+    from .training.signals import exit_code
 
     outcome = run.train(loaded)
     if outcome.stopped_by:
-        raise typer.Exit(EXIT_CODES[Signals(outcome.stopped_by)])
+        raise typer.Exit(exit_code(outcome.stopped_by))
     show_outcome(outcome.folder)
 
 

@@ -111,7 +111,7 @@ class BatchSection(Section):
 
 
 class DataSection(Section):
-    train: Sources
+    train: Sources = Field(min_length=1)
     """Training data: a path, `{path, weight, name}` or a list of them."""
     validation: Sources = ()
     """Data for the evaluation during training, in the same forms."""
@@ -240,7 +240,7 @@ class Recipe(Section):
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
     track: TrackSection = TrackSection()
-    output: str
+    output: str = Field(min_length=1)
     """Folder of the run; made if absent, never overwritten."""
 
     def dump(self) -> str:
@@ -255,7 +255,8 @@ class _Loader(yaml.SafeLoader):
     """YAML's safe loader that refuses a key given twice, and reads 1e-4 as a number."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(key, deep=True) for key in own]
         for key in keys:
             if keys.count(key) > 1:
                 line = node.start_mark.line + 1

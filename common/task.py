@@ -224,6 +224,7 @@ class Task(LightningModule, ABC):
         checkpoint.pop("loops", None)  # a resumed run is a run over the rest of the plan: our position is all it needs
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.train_mode()  # as it was when the names were saved: buffers count in train mode only
         optim.check_names(self, checkpoint["state_dict"])
 
 

@@ -79,7 +79,7 @@ def _train(
     plan = data.plan(recipe, train_set, task.processing, ranks, ranks * accumulate)
     task.total_steps = plan.steps
     _announce(task, sets, plan.steps, output)
-    if before and before["batches"] >= plan.total:
+    if before and before["step"] >= plan.steps:
         console.print(f"{output.folder}: this run is finished; train.fresh=true starts another")
         return Outcome(output.folder, best_metrics(output.folder))
 

@@ -15,6 +15,11 @@ EXIT_CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGINT: 130}
 """Exit code of a run that saved and stopped on a signal; 143 makes schedulers requeue."""
 
 
+def exit_code(number: int) -> int:
+    """Exit code of a run that a signal stopped."""
+    return EXIT_CODES[signal.Signals(number)]
+
+
 class StopSignals:
     """Handlers that only set a flag. A second Ctrl-C interrupts at once."""
 

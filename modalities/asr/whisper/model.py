@@ -35,10 +35,11 @@ def load_generation_config(path: str) -> Any:
     from transformers import AutoConfig, GenerationConfig
 
     try:
-        config: Any = GenerationConfig.from_pretrained(path)
+        # A model that was built in code is marked so; from_pretrained then drops lang_to_id and task_to_id.
+        config: Any = GenerationConfig.from_pretrained(path, _from_model_config=False)
     except OSError:
         config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path))
-    config._from_model_config = False  # else from_pretrained drops lang_to_id and task_to_id
+    config._from_model_config = False
     config.forced_decoder_ids = None  # of old checkpoints; language and task say it
     return config
 

@@ -41,7 +41,8 @@ class Task(task.Task):
         if recipe.task.ctc_weight:
             self.ctc_head = nn.Linear(whisper.config.d_model, whisper.config.vocab_size + 1, dtype=whisper.dtype)
         keeps_encodings = self.processing.cache is not None and recipe.model.freeze_encoder
-        self._encoder_hash = model_hash(recipe.model.path) if keeps_encodings else None
+        weights_hash = model_hash(recipe.model.path) if keeps_encodings else None
+        self._encoder_hash = weights_hash and f"{weights_hash}-{recipe.train.precision}"
 
     @classmethod
     def make_processing(cls, recipe: Config, weights: Path | None = None) -> WhisperProcessing:
@@ -140,6 +141,7 @@ class Task(task.Task):
         section, config = self.recipe.evaluate, deepcopy(self.whisper.generation_config)
         extra = LogitsProcessorList()
         if self.recipe.task.timestamps:
+            config.no_timestamps_token_id = self.processing.targets.no_timestamps  # old checkpoints don't state it
             extra.append(WhisperTimeStampLogitsProcessor(config, begin_index=prompts.shape[1]))
         room = self.whisper.config.max_target_positions - prompts.shape[1]
         config.update(max_new_tokens=min(section.max_new_tokens, room), max_length=None, do_sample=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ def test_cutting_keeps_the_order_and_closes_a_batch_only_when_the_next_does_not_
     order = list(np.random.default_rng(1).permutation(len(costs)))
     batches = cut(order, np.asarray(costs), bounds)
     assert [index for batch in batches for index in batch] == order
-    for batch, after in zip(batches, batches[1:], strict=False):
+    for batch, after in pairwise(batches):
         joined = [*batch, after[0]]
         assert not bounds.fits(max(costs[index] for index in joined), len(joined))
 
@@ -321,7 +321,9 @@ def test_an_epoch_ends_with_the_last_batch_of_it(costs: list[float], bounds: Bou
 # ------------------------------------------------------------------------------------------------ weights
 
 
-@pytest.mark.parametrize(("weight", "epochs", "times"), [(1.0, 3, 3), (2.0, 2, 4), (0.5, 2, 1), (1.5, 2, 3), (0.25, 4, 1)])
+@pytest.mark.parametrize(
+    ("weight", "epochs", "times"), [(1.0, 3, 3), (2.0, 2, 4), (0.5, 2, 1), (1.5, 2, 3), (0.25, 4, 1)]
+)
 def test_weights_share_out_evenly_over_epochs(weight: float, epochs: int, times: int) -> None:
     number = 21
     plan = made([1.0] * number, Bounds(4), epochs=epochs, weights=[weight] * number)
@@ -387,4 +389,5 @@ def test_many_examples_on_many_ranks() -> None:
     plan = Plan(costs, Bounds(64, budget=960.0, bucket_batches=100), seed=0, ranks=8, per_step=32, epochs=1)
     assert 200_000 / 64 <= plan.total < 200_000 / 20
     near_the_end = plan.total // 32 * 32 - 32
-    assert [batch.number for batch in islice(plan.batches(near_the_end, 3), 4)] == [near_the_end + 3 + 8 * i for i in range(4)]
+    numbers = [batch.number for batch in islice(plan.batches(near_the_end, 3), 4)]
+    assert numbers == [near_the_end + 3 + 8 * turn for turn in range(4)]

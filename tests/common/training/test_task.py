@@ -1,7 +1,7 @@
 """The optimizer step: exactly the gradient of the summed loss of all that is in it, divided by what carries loss.
 
-The expected numbers come from a plain loop in float64 over the same examples (`by_hand`), which knows nothing of windows,
-padding or ranks.
+The expected numbers come from a plain loop in float64 over the same examples (`by_hand`), which knows nothing of
+windows, padding or ranks.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
-from luthier.common import evaluation, task
+from luthier.common import optim, task
 from luthier.common.data.collect import collect
 from luthier.common.data.plan import Plan
 from luthier.common.errors import CheckpointError, DataError, LuthierError
 from luthier.common.evaluation.run import evaluate, spread
 from luthier.common.seeding import seed_everything
-from luthier.common.training import data
+from luthier.common.training import data, run
 from luthier.common.training.run import train
+
+pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
 
 LENGTHS = [1, 6, 2, 5, 3, 4, 1, 1, 6, 2, 3, 5]
 
@@ -93,9 +97,7 @@ def test_updates_equal_those_computed_by_hand(
     toy: Any, file: Path, tmp_path: Path, accumulate: int, examples: int, steps: int
 ) -> None:
     """12 examples with 1 to 6 points each; the last window is shorter in most of the cases (8 + 4, 10 + 2)."""
-    recipe = toy.make(
-        tmp_path / "out", file, f"train.accumulate={accumulate}", f"data.batch.examples={examples}"
-    )
+    recipe = toy.make(tmp_path / "out", file, f"train.accumulate={accumulate}", f"data.batch.examples={examples}")
     plan, rows = steps_of(toy, recipe)
     assert len(plan) == steps
     weights, losses, norms = by_hand(toy, recipe, plan, rows)
@@ -233,10 +235,10 @@ def test_a_window_with_one_nan_is_left_out_as_a_whole(toy: Any, tmp_path: Path) 
     assert toy.position(tmp_path / "out")["skipped"] == 1
 
 
-def test_an_infinite_gradient_with_a_finite_loss_is_left_out(
+def test_a_broken_gradient_of_a_finite_loss_is_left_out(
     toy: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """sqrt at 0: the loss is 0, its gradient is infinite."""
+    """The square root at 0: its value is 0, its gradient is not finite."""
     clean = toy.Task.loss
 
     def broken(self: Any, batch: dict[str, Tensor]) -> task.LossSum:
@@ -408,7 +410,7 @@ def test_unreadable_examples_are_left_out_of_an_evaluation_and_told(
     with caplog.at_level(logging.WARNING, logger="luthier"):
         found = evaluate(model, collect(recipe.data.train, model.processing, recipe.data), recipe)
     assert found.metrics["examples"] == 11
-    assert evaluation.__name__  # the package imports on its own
+    assert any("left out of the evaluation: v.jsonl:1" in record.message for record in caplog.records)
 
 
 def test_an_evaluation_does_not_change_the_training(toy: Any, file: Path, tmp_path: Path) -> None:
@@ -421,6 +423,61 @@ def test_an_evaluation_does_not_change_the_training(toy: Any, file: Path, tmp_pa
     assert same(toy.weights(tmp_path / "with"), toy.weights(tmp_path / "without"))
     evaluated = [step for step, _ in toy.curve(tmp_path / "with", "validation/loss")]
     assert evaluated == list(range(7))
+
+
+# ------------------------------------------------------------------------------------------------ half precision
+
+
+@pytest.fixture
+def scaled(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lightning's loss scaling, as for `precision: 16-mixed`, which it gives by itself on a GPU only."""
+
+    def use(scale: float) -> None:
+        made = run._trainer
+
+        def trainer(*arguments: Any) -> Any:
+            found = made(*arguments)
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale)  # type: ignore[attr-defined]
+            found.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", scaler)
+            return found
+
+        monkeypatch.setattr(run, "_trainer", trainer)
+
+    return use
+
+
+fused = pytest.mark.xfail(strict=True, reason="reported: a fused optimizer gets scaled gradients, and so do we")
+
+
+@pytest.mark.parametrize("name", ["sgd", pytest.param("adamw", marks=fused), pytest.param("adam", marks=fused)])
+def test_a_scaled_loss_gives_the_same_norm(
+    toy: Any, file: Path, tmp_path: Path, scaled: Callable[[float], None], name: str
+) -> None:
+    recipe = toy.make(tmp_path / "out", file, f"optim.name={name}", "optim.clip_norm=0.1", "train.accumulate=12")
+    _, _, norms = by_hand(toy, recipe, *steps_of(toy, recipe))
+    scaled(64.0)
+    train(recipe)
+    assert numbers(toy.curve(tmp_path / "out", "train/gradient_norm")) == pytest.approx(norms, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["sgd", pytest.param("adamw", marks=fused)])
+def test_an_overflow_of_the_scaled_loss_is_a_skipped_step(
+    toy: Any, file: Path, tmp_path: Path, scaled: Callable[[float], None], name: str
+) -> None:
+    scaled(2.0**16)
+    train(toy.make(tmp_path / "out", file, f"optim.name={name}", "data.batch.examples=1"))
+    position = toy.position(tmp_path / "out")
+    assert position["step"] == 12
+    assert 0 < position["skipped"] < 12
+
+
+@pytest.mark.xfail(strict=True, reason="reported: the curve shows the rate of the step after")
+def test_the_learning_rate_of_a_step_is_the_one_it_was_made_with(toy: Any, file: Path, tmp_path: Path) -> None:
+    options = ("optim.schedule=linear", "optim.warmup=3", "optim.learning_rate=0.5")
+    recipe = toy.make(tmp_path / "out", file, *options)
+    train(recipe)
+    expected = [0.5 * optim.factor(recipe.optim, step, 6) for step in range(6)]
+    assert numbers(toy.curve(tmp_path / "out", "train/learning_rate")) == pytest.approx(expected)
 
 
 # ------------------------------------------------------------------------------------------------ building blocks
@@ -504,12 +561,34 @@ def test_a_nan_on_one_process_is_left_out_on_both(toy: Any, two_processes: Path,
 def test_a_process_with_nothing_to_learn_from_waits_for_the_other(
     toy: Any, two_processes: Path, tmp_path: Path
 ) -> None:
+    """On either side, by an empty or an unreadable example, and once on both."""
     recipe = toy.make(tmp_path / "one", two_processes / "empty.jsonl", "train.accumulate=2", "data.batch.examples=1")
     plan, rows = steps_of(toy, recipe)
-    left = [[index for index in step if index not in (4, 7)] for step in plan]
+    left = [[index for index in step if not rows[index]["trouble"]] for step in plan]
+    assert [len(step) for step in left].count(1) == 4
     weights, _, _ = by_hand(toy, recipe, [step for step in left if step], rows)
     close(toy.weights(two_processes / "empty"), weights)
-    assert toy.position(two_processes / "empty")["bad"] == 1
+    assert toy.position(two_processes / "empty")["skipped"] == 1
+
+
+@pytest.mark.xfail(strict=True, reason="reported: only those of the first process are counted")
+def test_unreadable_examples_are_counted_on_all_processes(toy: Any, two_processes: Path) -> None:
+    assert toy.position(two_processes / "empty")["bad"] == 3
+
+
+@pytest.mark.xfail(strict=True, reason="reported: gloo crashes, NCCL would hang or mix up the sums")
+def test_all_processes_reduce_equally_many_numbers(
+    toy: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when one of them has a batch in which nothing carries loss, and so has nothing further to log."""
+    reduced: list[int] = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: reduced.append(len(tensor)))
+    for window in ([task.LossSum(torch.tensor(1.0), 2.0, {"twice": 4.0})], [task.LossSum(torch.tensor(0.0), 0.0)]):
+        model = toy.Task(toy.make(tmp_path / "out", file))
+        model._trainer = SimpleNamespace(world_size=2)
+        model._window = window
+        model._close_window()
+    assert reduced[0] == reduced[1]
 
 
 def test_a_signal_to_one_process_stops_both_and_the_run_goes_on_as_if_nothing_had_happened(

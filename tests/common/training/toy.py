@@ -43,6 +43,8 @@ class ToyTask(TaskSection):
     """Standard deviation of the noise on training inputs."""
     frozen: bool = False
     """A frozen trunk with a norm and dropout in front."""
+    logs: bool = True
+    """Log a further sum."""
     norm: bool = False
     """A trained batch norm, whose running statistics change in training."""
 
@@ -133,7 +135,7 @@ class Task(task.Task):
 
     def loss(self, data: dict[str, Tensor]) -> LossSum:
         total, count = squared_error(self.model, data)
-        return LossSum(total, count, {"twice": 2 * count})
+        return LossSum(total, count, {"twice": 2 * count} if self.recipe.task.logs else {})
 
     def predict(self, batch: Batch) -> Predicted:
         total, count = squared_error(self.model, batch.data)

@@ -13,6 +13,7 @@ import torch
 import transformers as hf
 from peft import PeftModel
 
+from luthier.common.data.processing import Batch
 from luthier.common.errors import ModelError
 from luthier.modalities.asr.whisper import task as task_module
 from luthier.modalities.asr.whisper.model import load_model, load_processor
@@ -226,15 +227,41 @@ def test_what_serving_needs_is_saved(saved):
     assert json.loads((folder / "generation_config.json").read_text())["lang_to_id"]["<|it|>"]
 
 
+def changed_settings(path: str, folder: Path, **changes) -> str:
+    """A copy of a model directory with other generation settings; None takes one out."""
+    shutil.copytree(path, folder)
+    settings = json.loads((folder / "generation_config.json").read_text()) | changes
+    kept = {name: value for name, value in settings.items() if value is not None}
+    (folder / "generation_config.json").write_text(json.dumps(kept))
+    return str(folder)
+
+
 def test_old_forced_decoder_ids_do_not_come_along(make_task, multilingual, tmp_path):
     """Old checkpoints force a language with them, beside which `language` would be ignored."""
-    folder = tmp_path / "old"
-    shutil.copytree(multilingual, folder)
-    settings = json.loads((folder / "generation_config.json").read_text())
-    settings["forced_decoder_ids"] = [[1, settings["lang_to_id"]["<|zh|>"]]]
-    (folder / "generation_config.json").write_text(json.dumps(settings))
-    task = make_task(str(folder), task={"language": "it"})
+    path = changed_settings(multilingual, tmp_path / "old", forced_decoder_ids=[[1, 259]])
+    task = make_task(path, task={"language": "it"})
     assert getattr(task.generation_config(), "forced_decoder_ids", None) is None
+
+
+def test_language_ids_of_a_model_built_in_code_are_kept(make_task, multilingual, tmp_path):
+    """transformers drops them when it reads such a directory, though they stand in it."""
+    path = changed_settings(multilingual, tmp_path / "built", _from_model_config=True)
+    assert not hasattr(reference(path).generation_config, "lang_to_id")
+    task = make_task(path, task={"language": "it"})
+    task.save_pretrained(tmp_path / "model")
+    config = reference(tmp_path / "model").generation_config
+    assert config.lang_to_id == reference(multilingual).generation_config.lang_to_id
+    assert config.task_to_id == reference(multilingual).generation_config.task_to_id
+
+
+def test_timestamps_without_the_generation_setting_for_them(make_task, multilingual, collated, tmp_path):
+    path = changed_settings(multilingual, tmp_path / "old", no_timestamps_token_id=None)
+    texts = []
+    for model in (multilingual, path):
+        task = make_task(model, task={"timestamps": True}, evaluate={"max_new_tokens": 10}).eval()
+        data = collated(task.processing, (0, 1))
+        texts.append([record.hypothesis for record in task.predict(Batch(0, 0, (0, 1), data, 1.0, 1.0)).records])
+    assert texts[0] == texts[1]
 
 
 # ---------------------------------------------------------------------------------------------- frozen encoder
@@ -344,6 +371,15 @@ def test_other_weights_do_not_meet_in_the_cache(make_task, multilingual, collate
     encodings = [task.encode(batch) for task, batch in zip((one, two), batches, strict=True)]
     assert runs == [2, 2]
     assert not torch.allclose(*encodings, atol=1e-2)
+
+
+def test_precisions_do_not_meet_in_the_cache(make_task, multilingual, collated, tmp_path, runs):
+    """What a bfloat16 run encoded is not what a run in float32 would."""
+    for number, precision in enumerate(("bf16-true", "32", "bf16-true"), 1):
+        task = make_task(multilingual, **cached(tmp_path), train={"precision": precision})
+        with torch.no_grad():
+            task.loss(collated(task.processing, (0, 1)))
+        assert runs == [2] * min(number, 2)
 
 
 def test_what_varies_is_not_cached(make_task, multilingual, collated, tmp_path, runs):

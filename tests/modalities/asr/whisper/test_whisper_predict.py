@@ -159,6 +159,26 @@ def test_beams_equal_generate(make_task, fitted, collated):
     assert heard(task, data) == ["hello world", "ciao bella", "你好 世界", "good day"]
 
 
+def test_beams_equal_generate_where_greedy_differs(make_task, multilingual, collated):
+    """An untrained model, whose likeliest next token is seldom the beginning of the likeliest text."""
+    model = hf.WhisperForConditionalGeneration.from_pretrained(multilingual)
+    found = {}
+    for beams in (1, 3):
+        task = make_task(multilingual, evaluate={"num_beams": beams, "max_new_tokens": 12}).eval()
+        data = collated(task.processing, (0, 3, 4))
+        ids = model.generate(
+            input_features=data["features"],
+            language="en",
+            task="transcribe",
+            num_beams=beams,
+            max_new_tokens=12,
+            force_unique_generate_call=True,
+        )[:, 4:]
+        found[beams] = ids_of(task, data)
+        assert found[beams] == [strip(task, row) for row in ids.tolist()]
+    assert found[1] != found[3]
+
+
 def test_at_most_so_many_tokens(make_task, fitted, collated):
     task = make_task(fitted, evaluate={"max_new_tokens": 5}).eval()
     assert heard(task, collated(task.processing, (0, 3))) == ["hello", "good"]
