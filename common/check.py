@@ -31,7 +31,7 @@ from .training import data
 from .training.after_step import deciding_metric
 from .training.run import set_threads
 
-STATE_COPIES = {"adamw": 3, "adam": 3, "sgd": 2, "adafactor": 2}
+STATE_COPIES = {"adamw": 3, "sgd": 2, "adafactor": 2}
 """Values in `state/` for each trained parameter: itself and the optimizer's moments (at most)."""
 
 
@@ -137,7 +137,7 @@ def largest(plan: Plan) -> Planned:
 
 def _step(recipe: Recipe, task: Task, train: Collected, plan: Plan) -> tuple[float, str]:
     """Forward and backward of the largest batch, twice (the first one pays for allocation); seconds of the second."""
-    batches = PlannedData(task.processing, train.examples, recipe.train.seed, True)
+    batches = PlannedData(task.processing, train.examples, recipe.train.seed)
     task.train_mode()
     planned = largest(plan)
     seconds = 0.0

@@ -22,11 +22,13 @@ def inspect(recipe: Recipe, batches: int = 1) -> None:
     for lines in train.report.named.values():
         console.print("\n".join(lines), highlight=False, markup=False)
     plan = data.plan(recipe, train, processing, 1, recipe.train.accumulate)
-    made = PlannedData(processing, train.examples, recipe.train.seed, recipe.data.on_bad == "raise")
+    made = PlannedData(processing, train.examples, recipe.train.seed)
     for planned in islice(plan.batches(), batches):
         batch: Batch = made[planned]
         share = 1 - batch.real / batch.padded if batch.padded else 0.0
         console.rule(f"batch {batch.number}: {len(batch.indices)} examples, {share:.0%} padding")
+        for error in batch.bad:
+            console.print(str(error), highlight=False, markup=False)
         for row in range(len(batch.indices)):
             _print(processing.show(batch.data, row))
 

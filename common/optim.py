@@ -45,15 +45,20 @@ def groups(module: nn.Module, section: OptimSection) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def optimizer(module: nn.Module, section: OptimSection) -> torch.optim.Optimizer:
-    """The optimizer of the recipe over the trained parameters of a module."""
+def optimizer(module: nn.Module, section: OptimSection, fused: bool = True) -> torch.optim.Optimizer:
+    """The optimizer of the recipe over the trained parameters of a module.
+
+    Args:
+        fused: use the fused kernel; not with scaled gradients, which it unscales by itself only after the clipping.
+    """
     parameters = groups(module, section)
     if section.name == "sgd":
         return torch.optim.SGD(parameters, lr=section.learning_rate, momentum=section.momentum)
     if section.name == "adafactor":
         return torch.optim.Adafactor(parameters, lr=section.learning_rate)
-    kind = torch.optim.AdamW if section.name == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=section.learning_rate, betas=section.betas, eps=section.eps, fused=True)
+    return torch.optim.AdamW(
+        parameters, lr=section.learning_rate, betas=section.betas, eps=section.eps, fused=fused or None
+    )
 
 
 def factor(section: OptimSection, step: int, total: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -18,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from . import kinds
 from .errors import RecipeError
+from .explain import explain, nearest
 
 
 def absolute_if_local(value: str) -> str:
@@ -126,8 +128,16 @@ class DataSection(Section):
     """Processes that prepare batches; default: none with up to 2 cores, else half of the cores, 8 at most."""
 
 
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return value
+
+
 class GroupSection(Section):
-    match: str
+    match: Annotated[str, AfterValidator(_pattern)]
     """Regular expression, searched in the parameter's name."""
     learning_rate: float | None = Field(None, gt=0)
     """Peak learning rate of this group; default: the common one."""
@@ -135,14 +145,17 @@ class GroupSection(Section):
     """Weight decay of this group; default: the common one."""
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimSection(Section):
-    name: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
+    name: Literal["adamw", "sgd", "adafactor"] = "adamw"
     """Optimizer, by torch's names."""
     learning_rate: float = Field(1e-4, gt=0)
     """Peak learning rate."""
     weight_decay: float = Field(0.01, ge=0)
-    """Decoupled weight decay; never applied to biases and norms."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    """Weight decay, decoupled from the gradient (but for sgd); never applied to biases and norms."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay rates of Adam's two moments."""
     eps: float = Field(1e-8, gt=0)
     """Adam's epsilon."""
@@ -174,7 +187,7 @@ class TrainSection(Section):
     """How devices share the work."""
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
     """Kind of device."""
-    devices: int | Literal["auto"] = "auto"
+    devices: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Devices on each node; `auto`: all accelerators, or one process on CPU."""
     nodes: int = Field(1, ge=1)
     """Number of machines."""
@@ -233,13 +246,21 @@ class Recipe(Section):
     """A whole run. Each kind has its own subclass `Config` with narrowed sections."""
 
     task: TaskSection
+    """What is trained."""
     model: ModelSection
+    """What it starts from, and which parts of it are trained."""
     data: DataSection
+    """What it is trained and evaluated on."""
     optim: OptimSection = OptimSection()
+    """How weights are updated."""
     train: TrainSection = TrainSection()
+    """How long, where and in which precision it runs."""
     evaluate: EvaluateSection = EvaluateSection()
+    """Evaluation during training and by `luthier evaluate`."""
     checkpoint: CheckpointSection = CheckpointSection()
+    """What is saved, and what is kept."""
     track: TrackSection = TrackSection()
+    """Where curves go."""
     output: str = Field(min_length=1)
     """Folder of the run; made if absent, never overwritten."""
 
@@ -265,17 +286,15 @@ class _Loader(yaml.SafeLoader):
 
 
 def _parse(text: str, where: str) -> Any:
-    loader = _Loader(text)
-    loader.name = where
     try:
+        loader = _Loader(text)
+        loader.name = where
         return loader.get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or error
         raise RecipeError(f"not valid YAML: {problem}", where=f"{where}{line}") from error
-    finally:
-        loader.dispose()
 
 
 def shipped() -> dict[str, Path]:
@@ -327,8 +346,11 @@ def load(name: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         RecipeError: all that is wrong with it, each with its path, what was given and what is right.
     """
-    file = find(name)
-    tree = _parse(file.read_text(encoding="utf-8"), str(name))
+    try:
+        text = find(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=name) from error
+    tree = _parse(text, str(name))
     if not isinstance(tree, dict):
         raise RecipeError("a recipe is a mapping of sections", where=name, given=type(tree).__name__)
     return build(override(tree, overrides), str(name))
@@ -344,8 +366,7 @@ def build(tree: Mapping[str, Any], where: str) -> Recipe:
     try:
         recipe: Recipe = config.model_validate(tree)
     except ValidationError as error:
-        problems = [_explain(item, config, where) for item in error.errors()]
-        raise RecipeError("\n".join(str(problem) for problem in problems)) from None
+        raise explain(error, config, where) from None
     return recipe
 
 
@@ -354,46 +375,5 @@ def config_of(kind: str, where: str = "kind") -> type[Recipe]:
     try:
         return kinds.config(kind)
     except KeyError:
-        expected = _nearest(kind, kinds.names())
+        expected = nearest(kind, kinds.names())
         raise RecipeError("unknown kind", where=where, given=kind, expected=expected) from None
-
-
-def _nearest(given: str, names: Iterable[str]) -> str:
-    names = list(names)
-    near = difflib.get_close_matches(given, names, 1, 0.4)
-    return f"{near[0]!r} perhaps; known here: {', '.join(names)}" if near else f"one of {', '.join(names)}"
-
-
-def _explain(item: Any, config: type[Recipe], where: str) -> RecipeError:
-    """One pydantic error in our form."""
-    path = [str(part) for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
-    place = f"{where}: {'.'.join(path) or 'recipe'}"
-    if item["type"] == "extra_forbidden":
-        fields = _fields_at(config, path[:-1])
-        return RecipeError("unknown key", where=place, given=path[-1], expected=_nearest(path[-1], fields))
-    if item["type"] == "missing":
-        return RecipeError(
-            "missing", where=place, do=f"write it in the recipe, or add {'.'.join(path)}=... to the command"
-        )
-    message = item["msg"].removeprefix("Value error, ")
-    return RecipeError(message[0].lower() + message[1:], where=place, given=repr(item["input"]))
-
-
-def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Names of the fields of the section that `path` leads to."""
-    for name in path:
-        field = model.model_fields.get(name)
-        inner = _section_in(field.annotation) if field else None
-        if inner is not None:
-            model = inner
-    return list(model.model_fields)
-
-
-def _section_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for part in getattr(annotation, "__args__", ()):
-        found = _section_in(part)
-        if found is not None:
-            return found
-    return None

@@ -89,8 +89,13 @@ def record(recipe: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def write_json(file: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a half."""
+def write_text(file: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a half."""
     temporary = file.with_name(f".{file.name}.new")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(file)
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write JSON, whole or not at all."""
+    write_text(file, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")

@@ -49,6 +49,8 @@ class StepResult:
         items: examples.
         real: cost of the examples, in the modality's unit.
         padded: cost with padding.
+        bad: examples that could not be encoded.
+        learning_rate: of the first parameter group.
     """
 
     loss: float = 0.0
@@ -59,6 +61,8 @@ class StepResult:
     items: int = 0
     real: float = 0.0
     padded: float = 0.0
+    bad: int = 0
+    learning_rate: float = 0.0
 
 
 @dataclass
@@ -87,6 +91,8 @@ class Task(LightningModule, ABC):
 
     model: nn.Module
     processing: Processing[Any]
+    log_names: tuple[str, ...] = ()
+    """Names that the losses of this task may have in `logs`, the same on every rank."""
 
     def __init__(self, recipe: Recipe, weights: Path | None = None):
         super().__init__()
@@ -94,9 +100,8 @@ class Task(LightningModule, ABC):
         self.strict_loading = False  # a checkpoint holds trained parameters only; on_load_checkpoint checks them
         self.last_step = StepResult()
         self.total_steps = 1
-        self.bad_batch_examples = 0
         self._window: list[LossSum] = []
-        self._consumed = [0.0, 0.0, 0.0]  # examples, real cost, padded cost of the window
+        self._consumed = [0.0] * 4  # of the window: examples, real cost, padded cost, bad examples
 
     # ------------------------------------------------------------------ what a modality defines
 
@@ -131,6 +136,10 @@ class Task(LightningModule, ABC):
         """Trained parts in train mode; a part whose parameters are all frozen in eval mode."""
         _set_modes(self, True)
 
+    def compile_parts(self) -> None:
+        """Compile the model in place; a modality may compile its layers instead."""
+        self.model.compile()
+
     def trained_names(self) -> set[str]:
         """Names, in the state dict, of all that training changes: parameters with gradient and persistent buffers of
         modules in train mode."""
@@ -143,7 +152,7 @@ class Task(LightningModule, ABC):
     # ------------------------------------------------------------------ Lightning's hooks
 
     def configure_optimizers(self) -> Any:
-        optimizer = optim.optimizer(self, self.recipe.optim)
+        optimizer = optim.optimizer(self, self.recipe.optim, fused=self.recipe.train.precision != "16-mixed")
         schedule = optim.schedule(optimizer, self.recipe.optim, self.total_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -154,14 +163,15 @@ class Task(LightningModule, ABC):
         self.train_mode()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if batch.bad and self.recipe.data.on_bad == "raise":
+            raise batch.bad[0]
         seed_batch(self.recipe.train.seed, batch.number)
         loss = self.loss(batch.data) if batch.data is not None else None
         if loss is None or loss.count == 0:
             loss = LossSum(self._zero(), 0.0)
         self._window.append(LossSum(loss.sum.detach(), loss.count, loss.logs))
-        for at, amount in enumerate((len(batch.indices), batch.real, batch.padded)):
+        for at, amount in enumerate((len(batch.indices), batch.real, batch.padded, len(batch.bad))):
             self._consumed[at] += amount
-        self.bad_batch_examples += len(batch.bad)
         # Lightning divides by the accumulation; what has to be divided by is known only at the end of the window.
         return loss.sum * self.trainer.accumulate_grad_batches
 
@@ -198,23 +208,24 @@ class Task(LightningModule, ABC):
             int(consumed[0]),
             consumed[1],
             consumed[2],
+            int(consumed[3]),
+            optimizer.param_groups[0]["lr"],
         )
 
     def _close_window(self) -> tuple[float, float, dict[str, float], list[float]]:
         """(loss sum, count, further sums, consumption) of the window over all ranks; starts a new window."""
-        names = sorted({name for part in self._window for name in part.logs})
         values = [
             sum(float(part.sum) for part in self._window),
             sum(part.count for part in self._window),
             *self._consumed,
-            *(sum(part.logs.get(name, 0.0) for part in self._window) for name in names),
+            *(sum(part.logs.get(name, 0.0) for part in self._window) for name in self.log_names),
         ]
         if self.trainer.world_size > 1:
             gathered = torch.tensor(values, dtype=torch.float64, device=self.device)
             torch.distributed.all_reduce(gathered)
             values = gathered.tolist()
-        self._window, self._consumed = [], [0.0, 0.0, 0.0]
-        return values[0], values[1], dict(zip(names, values[5:], strict=True)), values[2:5]
+        self._window, self._consumed = [], [0.0] * 4
+        return values[0], values[1], dict(zip(self.log_names, values[6:], strict=True)), values[2:6]
 
     # ------------------------------------------------------------------ checkpoint
 

@@ -164,7 +164,11 @@ def _set_aside(folder: Path) -> Path:
 
 
 def clear_partial(root: Path) -> None:
-    """Remove what a killed save or a killed removal left."""
+    """Remove what a killed save or a killed removal left; a sealed folder that only lacked its renaming is kept."""
+    for folder in root.glob(f"step-*{PARTIAL}"):
+        target = folder.with_name(folder.name.removesuffix(PARTIAL))
+        if not target.exists() and fault(folder) is None:
+            folder.rename(target)
     for ending in (PARTIAL, DELETED):
         for folder in root.glob(f"step-*{ending}"):
             shutil.rmtree(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -58,7 +59,8 @@ class Saver:
                 "checkpoint, which is untouched",
             ) from error
         if trainer.is_global_zero:
-            self._point(target, position.best_step)
+            best = self.publish(position)
+            directory.prune(self.root, best, self.keep_last)
         trainer.strategy.barrier("saved")
         return target
 
@@ -74,8 +76,18 @@ class Saver:
         write_json(folder / "run.json", {**self.record, "position": position.as_dict()})
         write_json(folder / "metrics.json", metrics or {})
 
-    def _point(self, target: Path, best_step: int | None) -> None:
-        best = self.root / directory.name(best_step) if best_step is not None else target
+    def publish(self, position: Position) -> Path:
+        """Point `best` and `last` to their checkpoints and put the best one's metrics into the output; gives the best.
+
+        Done after each save, and once more when a run is resumed, as it may have been killed before it came to this.
+        """
+        last = self.root / directory.name(position.step)
+        best = last if position.best_step is None else self.root / directory.name(position.best_step)
+        if not best.is_dir():  # it was found broken and set aside
+            best = last
         directory.point(self.root / "best", best)
-        directory.point(self.root / "last", target)
-        directory.prune(self.root, best, self.keep_last)
+        directory.point(self.root / "last", last)
+        metrics = json.loads((best / "metrics.json").read_text(encoding="utf-8"))
+        if metrics:
+            write_json(self.root.parent / "metrics.json", {**metrics, "checkpoint": str(self.root / "best")})
+        return best

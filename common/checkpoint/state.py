@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
+
+from ..errors import CheckpointError
 
 FILE = "trainer.pt"
 
@@ -26,7 +29,13 @@ class TensorIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = True
     ) -> dict[str, Any]:
-        state: dict[str, Any] = torch.load(path, map_location=map_location or "cpu", weights_only=True)
+        try:
+            state: dict[str, Any] = torch.load(path, map_location=map_location or "cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(
+                "the state can't be read, or holds more than tensors and plain values", where=path, given=reason
+            ) from error
         return state
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:

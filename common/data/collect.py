@@ -135,7 +135,7 @@ def _examined(processing: Processing[Any], items: Iterable[Any | BadExample]) ->
         if isinstance(item, BadExample):
             return item
         try:
-            return processing.examine(item)
+            return processing.examine(item) or BadExample("empty", "the row gives no example", where=item)
         except BadExample as error:
             return error
 

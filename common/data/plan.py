@@ -80,7 +80,7 @@ class Plan:
         weights: [N] share of each example in an epoch (1 = once); default: all 1.
 
     Raises:
-        DataError: no examples, or fewer than ranks; one example alone exceeds the budget.
+        DataError: no examples; one example alone exceeds the budget.
     """
 
     def __init__(
@@ -98,12 +98,8 @@ class Plan:
         self.costs = np.asarray(costs, dtype=np.float64)
         self.weights = np.ones(len(self.costs)) if weights is None else np.asarray(weights, dtype=np.float64)
         self.bounds, self.seed, self.ranks, self.per_step = bounds, seed, ranks, per_step
-        if len(self.costs) < ranks:
-            raise DataError(
-                "fewer examples than processes",
-                given=f"{len(self.costs)} examples, {ranks} processes",
-                do="add data, or lower train.devices",
-            )
+        if len(self.costs) == 0:
+            raise DataError("no examples to plan")
         if bounds.budget is not None and self.costs.max() > bounds.budget:
             raise DataError(
                 "the longest example alone exceeds the batch budget",
@@ -121,6 +117,8 @@ class Plan:
             )
         self._starts = [0]  # number of the first batch of each epoch; one longer than the epochs planned so far
         self._real = self._length(epochs, steps)
+        if self._real == 0:
+            raise DataError("no example has its turn in this training", do="raise train.epochs, or the sources' weight")
         self.total = math.ceil(self._real / ranks) * ranks
 
     @property
@@ -183,13 +181,7 @@ class Plan:
         while len(batches) < self.total - first:
             at = max(range(len(batches)), key=lambda i: len(batches[i][1]))
             epoch, indices = batches[at]
-            if len(indices) < 2:
-                raise DataError(
-                    "too few examples in the last optimizer step for every process",
-                    given=f"{self.ranks} processes",
-                    do="lower train.devices, or give train.steps",
-                )
-            half = len(indices) // 2
+            half = len(indices) // 2  # with fewer examples than ranks some batches are empty
             batches[at : at + 1] = [(epoch, indices[:half]), (epoch, indices[half:])]
         return [Planned(first + i, epoch, indices) for i, (epoch, indices) in enumerate(batches)]
 

@@ -70,27 +70,31 @@ class Processing(ABC, Generic[Example]):
         """One example of a collated batch, as the model sees it."""
 
 
-@dataclass
 class Batch:
-    """A batch as the task gets it.
+    """A batch as the task gets it. Not a dataclass, into which Lightning would look and convert what it finds.
 
     Args:
         number: position in the plan.
         epoch: pass over the data.
         indices: the examples in it.
-        data: what `collate` made, or None if no example could be encoded.
+        data: what `collate` made, or None if there is nothing to train on.
         real: cost of its examples, in the modality's unit.
         padded: longest cost times number of examples.
         bad: examples that could not be encoded.
     """
 
-    number: int
-    epoch: int
-    indices: tuple[int, ...]
-    data: Any
-    real: float
-    padded: float
-    bad: tuple[BadExample, ...] = ()
+    def __init__(
+        self,
+        number: int,
+        epoch: int,
+        indices: tuple[int, ...],
+        data: Any,
+        real: float,
+        padded: float,
+        bad: tuple[BadExample, ...] = (),
+    ):
+        self.number, self.epoch, self.indices, self.data = number, epoch, indices, data
+        self.real, self.padded, self.bad = real, padded, bad
 
     def to(self, device: torch.device) -> Batch:
         """The batch with its tensors on `device`."""
@@ -111,10 +115,11 @@ class PlannedData(Dataset[Batch]):
 
     Everything random about example `i` in epoch `e` comes from a generator seeded by (seed, e, i), and everything
     random about batch `n` from one seeded by (seed, n), so that a resumed run repeats it whatever worker makes it.
+    An example that can't be encoded is left out and handed on in `Batch.bad`.
     """
 
-    def __init__(self, processing: Processing[Any], examples: Sequence[Any], seed: int | None, raise_on_bad: bool):
-        self.processing, self.examples, self.seed, self.raise_on_bad = processing, examples, seed, raise_on_bad
+    def __init__(self, processing: Processing[Any], examples: Sequence[Any], seed: int | None):
+        self.processing, self.examples, self.seed = processing, examples, seed
 
     def __getitem__(self, planned: Planned) -> Batch:
         encoded, kept, bad = [], [], []
@@ -123,8 +128,6 @@ class PlannedData(Dataset[Batch]):
                 encoded.append(self.processing.encode(self.examples[index], self._generator(0, planned.epoch, index)))
                 kept.append(index)
             except BadExample as error:
-                if self.raise_on_bad:
-                    raise
                 bad.append(error)
         costs = [self.processing.cost(self.examples[index]) for index in kept]
         data = self.processing.collate(encoded, self._generator(1, planned.epoch, planned.number)) if encoded else None

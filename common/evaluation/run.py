@@ -93,12 +93,14 @@ def _predict(
     order = chosen[np.argsort(costs[chosen], kind="stable")]
     plan = [Planned(i, 0, batch) for i, batch in enumerate(cut(order, costs, Bounds(recipe.evaluate.batch)))]
     rank, ranks = _rank()
-    data = PlannedData(task.processing, collected.examples, None, recipe.data.on_bad == "raise")
+    data = PlannedData(task.processing, collected.examples, None)
     mine = plan[rank::ranks]
     found: list[tuple[int, Any]] = []
     total, count = 0.0, 0.0
     for done, batch in enumerate(loader(data, mine, workers), 1):
         for error in batch.bad:
+            if recipe.data.on_bad == "raise":
+                raise error
             log.warning("left out of the evaluation: %s", error)
         if batch.data is None:
             continue

@@ -51,7 +51,7 @@ def _number(value: Any) -> str:
 def show_outcome(folder: Path) -> None:
     """Print what a finished run reached: metrics before it and of its best checkpoint, samples, where it lies."""
     history = folder / "evaluations.jsonl"
-    if not history.exists():
+    if not history.exists() or not (folder / "metrics.json").exists():
         return
     evaluations = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines()]
     best = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))

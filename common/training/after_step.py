@@ -17,8 +17,8 @@ from ..data.plan import Plan
 from ..errors import LuthierError, RecipeError
 from ..evaluation.run import Evaluation
 from ..recipe import Recipe
-from ..record import write_json
-from ..task import Task
+from ..record import write_json, write_text
+from ..task import StepResult, Task
 from .position import Position
 from .signals import StopSignals
 
@@ -70,6 +70,8 @@ class AfterStep(Callback):
         self._clock = time.monotonic()
         if self._evaluation_due():  # before the first step, or left undone by a run that was stopped
             self._evaluate(trainer, pl_module)
+            if self.position.step:
+                self._save(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -80,10 +82,10 @@ class AfterStep(Callback):
         if (batch_idx + 1) % trainer.accumulate_grad_batches and not done:
             return
         self.position.step += 1
-        self._count(pl_module)
+        self._count(pl_module.last_step)
         self._log_step(trainer, pl_module)
         signal = self.signals.agreed()
-        if not signal and self._evaluation_due():
+        if (done or not signal) and self._evaluation_due():
             self._evaluate(trainer, pl_module)
         enough = self.recipe.evaluate.patience is not None and self.position.stale >= self.recipe.evaluate.patience
         if signal or done or enough or self._save_due():
@@ -100,22 +102,26 @@ class AfterStep(Callback):
 
     # ------------------------------------------------------------------ events
 
-    def _count(self, task: Task) -> None:
-        """Skipped steps and examples that turned out bad; both within bounds."""
-        self.position.bad += task.bad_batch_examples
-        task.bad_batch_examples = 0
-        self._in_a_row = self._in_a_row + 1 if task.last_step.skipped else 0
-        if not task.last_step.skipped:
+    def _count(self, result: StepResult) -> None:
+        """Bad examples, and steps that were left out; a step in which nothing carries loss is nobody's fault."""
+        self.position.bad += result.bad
+        if not result.skipped:
+            self._in_a_row = 0
             return
         self.position.skipped += 1
         log.warning(
-            "step %d left out: loss %s, gradient norm %s", self.position.step, task.last_step.loss, task.last_step.norm
+            "step %d left out: loss %s over %g, gradient norm %s",
+            self.position.step,
+            result.loss,
+            result.count,
+            result.norm,
         )
+        self._in_a_row += bool(result.count)
         if self._in_a_row > self.recipe.train.max_skipped:
             raise LuthierError(
                 f"{self._in_a_row} optimizer steps in a row had no finite loss and gradient",
                 where="train.max_skipped",
-                given=f"loss {task.last_step.loss}, gradient norm {task.last_step.norm}",
+                given=f"loss {result.loss}, gradient norm {result.norm}",
                 do="lower optim.learning_rate, or look at the data with `luthier inspect`; the last checkpoint is good",
             )
 
@@ -129,7 +135,7 @@ class AfterStep(Callback):
             values = {"train/loss": result.loss, "train/gradient_norm": result.norm, "train/items_per_second": rate}
             values |= {f"train/{name}": value for name, value in result.logs.items()}
             values["train/padding"] = 1 - result.real / result.padded if result.padded else 0.0
-            values["train/learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
+            values["train/learning_rate"] = result.learning_rate
             values["train/epoch"] = self.plan.fraction(self.position.batches)
             self._log(trainer, values)
         self.report(self, task)
@@ -180,7 +186,7 @@ class AfterStep(Callback):
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         kept = [line for line in lines if json.loads(line)["step"] < where["step"]]
         kept.append(json.dumps({**where, **found.metrics}, ensure_ascii=False))
-        file.write_text("\n".join(kept) + "\n", encoding="utf-8")
+        write_text(file, "\n".join(kept) + "\n")
         if found.samples:
             (self.output / "samples").mkdir(exist_ok=True)
             write_json(self.output / "samples" / f"step-{where['step']:08d}.json", found.samples)
@@ -194,8 +200,6 @@ class AfterStep(Callback):
     def _save(self, trainer: Trainer, task: Task) -> None:
         metrics = self.metrics if self.position.evaluated == self.position.step else None
         self.saver.save(trainer, task, self.position, metrics)
-        if trainer.is_global_zero and self.position.best_step == self.position.step:
-            write_json(self.output / "metrics.json", {**(metrics or {}), "checkpoint": str(self.saver.root / "best")})
         self._clock = time.monotonic()
 
 

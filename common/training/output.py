@@ -79,22 +79,41 @@ def opened(recipe: Recipe) -> Iterator[Output]:
     """
     folder = choose(recipe)
     try:
-        if folder.exists() and any(folder.iterdir()) and not (folder / RECIPE).is_file():
-            raise RecipeError(
-                "the folder is not empty and holds no run", where="output", given=folder, do="give another folder"
-            )
-        if (folder / RECIPE).is_file():
-            _same_training(recipe, folder)
-        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecipeError(f"the folder can't be used: {error.strerror}", where="output", given=folder) from error
-    try:
+        if is_first_rank():  # the others only read; they may start before, with or after it
+            _claim(recipe, folder)
         with _locked(folder):
             if is_first_rank():
                 directory.clear_partial(folder / CHECKPOINTS)
             yield Output(folder, directory.newest_valid(folder / CHECKPOINTS, mend=is_first_rank()))
     finally:
         os.environ.pop(CHOSEN, None)
+
+
+def _claim(recipe: Recipe, folder: Path) -> None:
+    """Make the folder a run's, or make sure that it is this run's."""
+    file = folder / RECIPE
+    try:
+        written = file.with_name(f".{RECIPE}.new")
+        if folder.exists() and any(path != written for path in folder.iterdir()):
+            if not file.is_file():
+                raise RecipeError(
+                    "the folder is not empty and holds no run", where="output", given=folder, do="give another folder"
+                )
+            _same_training(recipe, folder)
+            (folder / CHECKPOINTS).mkdir(exist_ok=True)
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        written.write_text(settled(recipe, folder).dump(), encoding="utf-8")
+        written.replace(file)  # before anything else: what holds a recipe is a run
+        (folder / CHECKPOINTS).mkdir()
+    except OSError as error:
+        raise RecipeError(f"the folder can't be used: {error.strerror}", where="output", given=folder) from error
+
+
+def settled(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe of the run in `folder`: repeating it is resuming it."""
+    train = recipe.train.model_copy(update={"fresh": False})
+    return recipe.model_copy(update={"output": str(folder), "train": train})
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from ..checkpoint.save import Saver
 from ..checkpoint.state import FILE, TensorIO
 from ..console import console, duration, is_first_rank, progress
 from ..data.collect import Collected
+from ..data.plan import Plan
 from ..data.processing import PlannedData, PlanSampler, loader
 from ..errors import CheckpointError
 from ..evaluation.run import Evaluation, evaluate
@@ -24,7 +25,8 @@ from ..seeding import seed_everything
 from ..task import Task
 from . import curves, data
 from .after_step import AfterStep, deciding_metric
-from .output import RECIPE, Output, opened
+from .output import Output, opened, settled
+from .position import Position
 from .progress import ProgressLine
 
 log = logging.getLogger(__name__)
@@ -51,8 +53,23 @@ def train(recipe: Recipe, callbacks: Sequence[Callback] = ()) -> Outcome:
     set_threads(recipe)
     processing = kind.make_processing(recipe)
     sets = {name: data.gather(recipe, processing, name) for name in ("train", "validation")}
-    with opened(recipe) as output:
-        return _train(recipe, kind, output, sets, callbacks)
+    seed_everything(recipe.train.seed)
+    task = kind(recipe)
+    if recipe.train.compile:
+        task.compile_parts()
+    ranks = Trainer(**_machine(recipe), logger=False, enable_checkpointing=False).world_size
+    plan = data.plan(recipe, _given(sets), processing, ranks, ranks * recipe.train.accumulate)
+    with opened(recipe) as output:  # only now, when nothing in the recipe can be wrong any more, is anything written
+        before = output.position()
+        if before and before["per_step"] != plan.per_step:
+            plan = data.plan(recipe, _given(sets), processing, ranks, _shareable(before["per_step"], ranks))
+        return _train(settled(recipe, output.folder), task, plan, output, sets, callbacks)
+
+
+def _given(sets: dict[str, Collected | None]) -> Collected:
+    train_set = sets["train"]
+    assert train_set is not None  # the recipe requires it
+    return train_set
 
 
 def set_threads(recipe: Recipe) -> None:
@@ -65,35 +82,32 @@ def set_threads(recipe: Recipe) -> None:
 
 def _train(
     recipe: Recipe,
-    kind: type[Task],
+    task: Task,
+    plan: Plan,
     output: Output,
     sets: dict[str, Collected | None],
     callbacks: Sequence[Callback],
 ) -> Outcome:
-    train_set = sets["train"]
-    assert train_set is not None
-    before = output.position()
-    ranks, accumulate = _shares(recipe, before)
-    seed_everything(recipe.train.seed)
-    task = kind(recipe)
-    plan = data.plan(recipe, train_set, task.processing, ranks, ranks * accumulate)
     task.total_steps = plan.steps
+    before = output.position()
+    started = record.record(recipe.model_dump(mode="json"), data.described(recipe, sets))
+    saver = Saver(output.checkpoints, recipe.model_dump(mode="json"), started, recipe.checkpoint.keep_last)
+    if before and is_first_rank():
+        saver.publish(Position(**before))
     _announce(task, sets, plan.steps, output)
-    if before and before["step"] >= plan.steps:
+    if before and _finished(recipe, plan, before):
         console.print(f"{output.folder}: this run is finished; train.fresh=true starts another")
         return Outcome(output.folder, best_metrics(output.folder))
 
-    started = record.record(recipe.model_dump(mode="json"), data.described(recipe, sets))
-    _write_start(output, recipe, started, sets)
-    saver = Saver(output.checkpoints, recipe.model_dump(mode="json"), started, recipe.checkpoint.keep_last)
+    _write_start(output, started, sets)
     validation = sets["validation"]
     evaluation = _evaluation(recipe, validation) if validation else None
     with ProgressLine(task.processing.unit) as line:
         after = AfterStep(recipe, plan, saver, evaluation, output.folder, line)
-        trainer = _trainer(recipe, output, accumulate, before["step"] if before else 0, [after, *callbacks])
+        trainer = _trainer(recipe, output, plan, before["step"] if before else 0, [after, *callbacks])
         sampler = PlanSampler(plan, trainer.global_rank)
         sampler.start = before["batches"] if before else 0
-        batches = PlannedData(task.processing, train_set.examples, recipe.train.seed, recipe.data.on_bad == "raise")
+        batches = PlannedData(task.processing, _given(sets).examples, recipe.train.seed)
         checkpoint = output.checkpoint / "state" / FILE if output.checkpoint else None
         trainer.fit(task, loader(batches, sampler, data.workers(recipe)), ckpt_path=checkpoint)
     if after.stopped_by:
@@ -104,12 +118,14 @@ def _train(
     return Outcome(output.folder, best_metrics(output.folder), after.stopped_by)
 
 
-def _shares(recipe: Recipe, before: dict[str, Any] | None) -> tuple[int, int]:
-    """(ranks, batches of a rank in an optimizer step); a resumed run keeps its global batch on other devices."""
-    ranks = Trainer(**_machine(recipe), logger=False, enable_checkpointing=False).world_size
-    if before is None:
-        return ranks, recipe.train.accumulate
-    per_step: int = before["per_step"]
+def _finished(recipe: Recipe, plan: Plan, before: dict[str, Any]) -> bool:
+    """Whether a run has nothing left to do: all steps are done, or it stopped for want of progress."""
+    patience = recipe.evaluate.patience
+    return bool(before["step"] >= plan.steps or (patience is not None and before["stale"] >= patience))
+
+
+def _shareable(per_step: int, ranks: int) -> int:
+    """Batches of an optimizer step as the run had them, if these devices can share them equally."""
     if per_step % ranks:
         raise CheckpointError(
             "the batches of an optimizer step can't be shared equally by these devices",
@@ -117,13 +133,8 @@ def _shares(recipe: Recipe, before: dict[str, Any] | None) -> tuple[int, int]:
             given=f"{ranks} devices",
             expected=f"a divisor of {per_step}, as the run had",
         )
-    if per_step // ranks != recipe.train.accumulate:
-        log.warning(
-            "resuming on %d devices: train.accumulate is now %d, so that the batches stay the same",
-            ranks,
-            per_step // ranks,
-        )
-    return ranks, per_step // ranks
+    log.warning("train.accumulate is now %d, so that the batches stay as they were", per_step // ranks)
+    return per_step
 
 
 def _machine(recipe: Recipe) -> dict[str, Any]:
@@ -139,11 +150,11 @@ def _machine(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _trainer(recipe: Recipe, output: Output, accumulate: int, step: int, callbacks: list[Callback]) -> Trainer:
+def _trainer(recipe: Recipe, output: Output, plan: Plan, step: int, callbacks: list[Callback]) -> Trainer:
     return Trainer(
         **_machine(recipe),
         max_epochs=1,  # the plan holds all epochs
-        accumulate_grad_batches=accumulate,
+        accumulate_grad_batches=plan.per_step // plan.ranks,
         logger=curves.loggers(recipe.track.loggers, output.folder, step),
         callbacks=callbacks,
         plugins=[TensorIO()],
@@ -180,15 +191,13 @@ def _announce(task: Task, sets: dict[str, Collected | None], steps: int, output:
         console.print(f"resuming from {output.checkpoint}", highlight=False)
 
 
-def _write_start(output: Output, recipe: Recipe, started: dict[str, Any], sets: dict[str, Collected | None]) -> None:
+def _write_start(output: Output, started: dict[str, Any], sets: dict[str, Collected | None]) -> None:
     if not is_first_rank():
         return
     record.write_json(output.folder / "run.json", started)
     record.write_json(
         output.folder / "data.json", {name: collected.report.as_dict() for name, collected in sets.items() if collected}
     )
-    if not (output.folder / RECIPE).exists():
-        (output.folder / RECIPE).write_text(recipe.dump(), encoding="utf-8")
 
 
 def _finish(after: AfterStep, output: Output) -> None:

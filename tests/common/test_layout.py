@@ -289,7 +289,10 @@ def test_no_host_of_a_package_registry_is_named() -> None:
 
 
 def test_the_registry_of_this_machine_is_not_named() -> None:
-    settings = [os.environ.get(name, "") for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL")]
+    kinds = ("INDEX", "EXTRA_INDEX", "DEFAULT_INDEX")
+    settings = [
+        os.environ.get(f"{tool}_{kind}{end}", "") for tool in ("PIP", "UV") for kind in kinds for end in ("_URL", "")
+    ]
     home = Path.home()
     files = (Path("/etc/pip.conf"), home / ".pip" / "pip.conf", home / ".config" / "pip" / "pip.conf")
     settings += [file.read_text() for file in files if file.is_file()]

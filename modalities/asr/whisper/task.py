@@ -39,6 +39,7 @@ class Task(task.Task):
         self._whisper = [whisper]  # in a list, so that its parameters are not registered twice
         self.ctc_head: nn.Linear | None = None
         if recipe.task.ctc_weight:
+            self.log_names = ("cross_entropy", "ctc")
             self.ctc_head = nn.Linear(whisper.config.d_model, whisper.config.vocab_size + 1, dtype=whisper.dtype)
         keeps_encodings = self.processing.cache is not None and recipe.model.freeze_encoder
         weights_hash = model_hash(recipe.model.path) if keeps_encodings else None
@@ -52,6 +53,10 @@ class Task(task.Task):
     def whisper(self) -> Any:
         """transformers' WhisperForConditionalGeneration inside the model."""
         return self._whisper[0]
+
+    def compile_parts(self) -> None:
+        for layer in [*self.whisper.model.encoder.layers, *self.whisper.model.decoder.layers]:
+            layer.compile(dynamic=True)
 
     # ------------------------------------------------------------------ loss
 

@@ -237,23 +237,42 @@ def test_a_new_attempt_starts_with_an_empty_folder(root: Path) -> None:
     assert list(directory.partial(root / "step-00000012").iterdir()) == []
 
 
-def test_a_kill_before_the_rename_leaves_the_earlier_ones(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("at", "sealed"), [("sha256", False), ("_sync", True)])
+def test_a_kill_before_the_rename_leaves_the_earlier_ones(
+    root: Path, monkeypatch: pytest.MonkeyPatch, at: str, sealed: bool
+) -> None:
+    """And the new one too, if it was sealed already and lacks its renaming only."""
     folder = directory.partial(root / "step-00000012")
     (folder / "run.json").write_bytes(b"{}")
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(directory, "_sync", killed)
+    monkeypatch.setattr(directory, at, killed)
     with pytest.raises(KeyboardInterrupt):
         directory.commit(folder, root / "step-00000012")
     monkeypatch.undo()
+    earlier = {"step-00000003", "step-00000006", "step-00000009"}
+    assert names(root) == earlier | {"step-00000012.tmp"}
     assert directory.newest_valid(root) == root / "step-00000009"
     directory.clear_partial(root)
+    assert names(root) == (earlier | {"step-00000012"} if sealed else earlier)
+    assert directory.newest_valid(root) == root / ("step-00000012" if sealed else "step-00000009")
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_sealed_folder_never_replaces_what_is_in_its_place(root: Path, damaged: bool) -> None:
+    """Nor does one that is damaged count, whatever its COMMIT says."""
+    shutil.copytree(root / "step-00000006", root / "step-00000012.tmp")
+    if damaged:
+        flip(root / "step-00000012.tmp" / "state" / "trainer.pt")
+    else:
+        (root / "step-00000012.tmp").rename(root / "step-00000009.tmp")  # its hashes hold
+    directory.clear_partial(root)
     assert names(root) == {"step-00000003", "step-00000006", "step-00000009"}
+    assert (root / "step-00000009" / "run.json").read_bytes().endswith(b"00000009")
 
 
-@pytest.mark.xfail(strict=True, reason="reported: both the old and the new one are cleared away")
 def test_a_kill_while_a_step_is_replaced_loses_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saving a step again renames the old one away first; killed right there, one of the two must still count."""
     write(tmp_path, 3)
@@ -269,7 +288,8 @@ def test_a_kill_while_a_step_is_replaced_loses_neither(tmp_path: Path, monkeypat
         write(tmp_path, 3)
     monkeypatch.undo()
     directory.clear_partial(tmp_path)
-    assert directory.newest_valid(tmp_path) is not None
+    assert directory.newest_valid(tmp_path) == tmp_path / "step-00000003"
+    assert names(tmp_path) == {"step-00000003"}
 
 
 def test_files_are_staged_beside_their_place_and_not_in_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

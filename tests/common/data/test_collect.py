@@ -117,10 +117,11 @@ def test_an_example_may_become_several(tmp_path: Path) -> None:
     assert found.report.cost == 5
 
 
-@pytest.mark.xfail(strict=True, reason="reported: a row that gave no piece counts as kept, without a reason")
 def test_a_row_that_gives_nothing_is_not_kept(tmp_path: Path) -> None:
     found = collected([source(tmp_path / "a.jsonl", texts("a", ""))], max_bad=1)
     assert (found.report.rows, found.report.kept_rows, sum(found.report.dropped.values())) == (2, 1, 1)
+    assert found.report.dropped["empty"] == 1
+    assert found.report.named["empty"][0].startswith("a.jsonl:2: ")
 
 
 def test_progress_counts_rows(tmp_path: Path) -> None:

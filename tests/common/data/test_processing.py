@@ -45,7 +45,7 @@ class Numbers(Processing[float]):
 
 
 def batches(examples: list[float], workers: int = 0, start: int = 0, **options: Any) -> list[Batch]:
-    options = {"seed": 3, "raise_on_bad": False, **options}
+    options = {"seed": 3, **options}
     plan = Plan([abs(example) for example in examples], Bounds(3), seed=1, epochs=2)
     sampler = PlanSampler(plan)
     sampler.start = start
@@ -84,7 +84,7 @@ def test_without_a_seed_nothing_is_random() -> None:
 
 
 def test_costs_of_a_batch() -> None:
-    data = PlannedData(Numbers(), [2.0, 5.0, 1.0], 0, False)
+    data = PlannedData(Numbers(), [2.0, 5.0, 1.0], 0)
     batch = data[Planned(4, 1, (0, 1, 2))]
     assert (batch.number, batch.epoch, batch.indices, batch.real, batch.padded) == (4, 1, (0, 1, 2), 8.0, 15.0)
 
@@ -101,21 +101,16 @@ def test_an_example_that_cannot_be_encoded_is_left_out_and_told(workers: int) ->
 
 
 def test_a_batch_of_bad_examples_only_is_empty() -> None:
-    batch = PlannedData(Numbers(), [-1.0, -2.0], 0, False)[Planned(0, 0, (0, 1))]
+    batch = PlannedData(Numbers(), [-1.0, -2.0], 0)[Planned(0, 0, (0, 1))]
     assert (batch.data, batch.indices, batch.real, batch.padded, len(batch.bad)) == (None, (), 0, 0, 2)
     batch.to(torch.device("cpu"))
 
 
-@pytest.mark.parametrize(
-    "workers",
-    [
-        0,
-        pytest.param(2, marks=pytest.mark.xfail(strict=True, reason="reported: a RuntimeError comes out of a worker")),
-    ],
-)
-def test_with_raise_the_bad_example_stops_the_run(workers: int) -> None:
-    with pytest.raises(DataError, match="numbers:7"):
-        batches([1.0, -2.0, 3.0], workers=workers, raise_on_bad=True)
+def test_a_batch_without_any_example_is_empty() -> None:
+    """As the plan fills up the last step where there are fewer examples than ranks."""
+    batch = PlannedData(Numbers(), [1.0], 0)[Planned(5, 2, ())]
+    assert (batch.number, batch.epoch, batch.indices, batch.data) == (5, 2, (), None)
+    assert (batch.real, batch.padded, batch.bad) == (0, 0, ())
 
 
 @pytest.mark.parametrize(
@@ -135,5 +130,5 @@ def test_errors_travel_between_processes(error: LuthierError) -> None:
 
 
 def test_a_batch_moves_with_all_its_tensors() -> None:
-    moved = PlannedData(Numbers(), [1.0], 0, False)[Planned(0, 0, (0,))].to(torch.device("meta"))
+    moved = PlannedData(Numbers(), [1.0], 0)[Planned(0, 0, (0,))].to(torch.device("meta"))
     assert moved.data["values"].device.type == moved.data["inner"]["x"].device.type == "meta"

@@ -66,7 +66,7 @@ def two_processes(toy_module: ModuleType, tmp_path_factory: pytest.TempPathFacto
         ("plain", plain, ["train.accumulate=2", "task.dropout=0.3"], {}),
         ("clipped", plain, ["optim.clip_norm=0.3", f"data.validation={plain}"], {}),
         ("nan", nan, ["data.batch.examples=1", "checkpoint.every=1"], {}),
-        ("empty", empty, ["data.batch.examples=1", "task.logs=false"], {}),
+        ("empty", empty, ["data.batch.examples=1"], {}),
         ("signal", plain, ["checkpoint.every=99"], {"signal_at": 1, "signal_ranks": [1]}),
         ("signal", plain, ["checkpoint.every=99"], {}),
         ("resumed", long, ["task.dropout=0.3", "task.noise=0.2", "train.accumulate=2"], {}),

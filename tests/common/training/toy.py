@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -43,8 +42,6 @@ class ToyTask(TaskSection):
     """Standard deviation of the noise on training inputs."""
     frozen: bool = False
     """A frozen trunk with a norm and dropout in front."""
-    logs: bool = True
-    """Log a further sum."""
     norm: bool = False
     """A trained batch norm, whose running statistics change in training."""
 
@@ -120,6 +117,7 @@ def squared_error(net: nn.Module, data: dict[str, Tensor]) -> tuple[Tensor, floa
 
 class Task(task.Task):
     metrics: ClassVar[dict[str, str]] = {"loss": "min", "points": "max"}
+    log_names = ("twice",)
     recipe: Config
 
     def __init__(self, recipe: Config, weights: Path | None = None):
@@ -135,7 +133,7 @@ class Task(task.Task):
 
     def loss(self, data: dict[str, Tensor]) -> LossSum:
         total, count = squared_error(self.model, data)
-        return LossSum(total, count, {"twice": 2 * count} if self.recipe.task.logs else {})
+        return LossSum(total, count, {"twice": 2 * count} if count else {})
 
     def predict(self, batch: Batch) -> Predicted:
         total, count = squared_error(self.model, batch.data)
@@ -242,8 +240,6 @@ def terminate() -> None:
 
 
 def _run(job: dict[str, Any], rank: int) -> None:
-    while rank and not (Path(job["output"]) / "recipe.yaml").exists():
-        time.sleep(0.02)  # in a real launch, the first process has made the folder before it starts the others
     made = make(Path(job["output"]), Path(job["train"]), *job.get("overrides", ()))
     callbacks = [At(job["signal_at"], terminate)] if "signal_at" in job and rank in job["signal_ranks"] else []
     try:

@@ -170,15 +170,15 @@ def test_the_same_place_in_the_plan_gives_the_same_batch(make_processing, multil
     sections = {"model": DYNAMIC | {"long_context_share": 0.5}, "data": AUGMENTED}
     first, second = (make_processing(multilingual, **sections) for _ in range(2))
     items = examples(first)
-    one, other = PlannedData(first, items, 3, True), PlannedData(second, items, 3, True)
+    one, other = PlannedData(first, items, 3), PlannedData(second, items, 3)
     for number in range(4):
         assert equal(batch_of(one, 0, 5, number=number), batch_of(other, 0, 5, number=number))
     assert not equal(batch_of(one, 0, 5), batch_of(one, 0, 5, epoch=1))
-    assert not equal(batch_of(one, 0, 5), batch_of(PlannedData(first, items, 4, True), 0, 5))
+    assert not equal(batch_of(one, 0, 5), batch_of(PlannedData(first, items, 4), 0, 5))
 
 
 def test_an_example_is_augmented_alike_in_any_batch(make_processing, multilingual, examples):
-    data = PlannedData(processing := make_processing(multilingual, data=AUGMENTED), examples(processing), 3, True)
+    data = PlannedData(processing := make_processing(multilingual, data=AUGMENTED), examples(processing), 3)
     alone, together = batch_of(data, 5), batch_of(data, 2, 5)
     assert torch.equal(alone["features"][0], together["features"][1])
 
@@ -186,7 +186,7 @@ def test_an_example_is_augmented_alike_in_any_batch(make_processing, multilingua
 def test_evaluation_is_not_augmented(make_processing, multilingual, examples):
     processing = make_processing(multilingual, data=AUGMENTED)
     items = examples(processing)
-    batch = batch_of(PlannedData(processing, items, None, True), 0, 1, 2)
+    batch = batch_of(PlannedData(processing, items, None), 0, 1, 2)
     torch.testing.assert_close(batch["features"], extracted(multilingual, items[:3]), rtol=0, atol=1e-6)
 
 
@@ -205,7 +205,7 @@ def test_masks_leave_the_padding_alone(make_processing, multilingual, examples):
     data = {"augment": {"frequency_masks": 40, "frequency_mask_max": 80}}
     processing = make_processing(multilingual, data=data)
     items = examples(processing)[:4]
-    batch = batch_of(PlannedData(processing, items, 0, True), 0, 1, 2, 3)
+    batch = batch_of(PlannedData(processing, items, 0), 0, 1, 2, 3)
     plain = extracted(multilingual, items)
     for row, frames in enumerate(batch["frames"]):
         assert not torch.allclose(batch["features"][row, :, :frames], plain[row, :, :frames], atol=1e-3)
@@ -233,17 +233,17 @@ def test_the_cache_changes_features_by_half_precision_only(make_processing, mult
     plain = make_processing(multilingual)
     cached = make_processing(multilingual, data={"cache": {"folder": str(tmp_path / "cache")}})
     items = examples(plain)
-    expected = batch_of(PlannedData(plain, items, 0, True), *range(12))
+    expected = batch_of(PlannedData(plain, items, 0), *range(12))
     computed.clear()
-    first = batch_of(PlannedData(cached, items, 0, True), *range(12))
+    first = batch_of(PlannedData(cached, items, 0), *range(12))
     assert len(computed) == 12
     torch.testing.assert_close(first["features"], expected["features"], rtol=0, atol=HALF)
     assert torch.equal(first["labels"], expected["labels"])
     assert len(set(first["keys"])) == 12
     # Another process and epoch: nothing is computed, nothing differs.
     again = make_processing(multilingual, data={"cache": {"folder": str(tmp_path / "cache")}})
-    assert equal(batch_of(PlannedData(again, items, 0, True), *range(12), epoch=1), first)
-    assert equal(batch_of(PlannedData(again, items, None, True), *range(12)), first)
+    assert equal(batch_of(PlannedData(again, items, 0), *range(12), epoch=1), first)
+    assert equal(batch_of(PlannedData(again, items, None), *range(12)), first)
     assert len(computed) == 12
 
 
@@ -253,10 +253,10 @@ def test_a_full_cache_gives_the_same_features(make_processing, multilingual, exa
     roomy = make_processing(multilingual, data={"cache": folder})
     tight = make_processing(multilingual, data={"cache": {"folder": str(tmp_path / "tight"), "max_gb": 5e-5}})
     items = examples(roomy)
-    expected = batch_of(PlannedData(roomy, items, 0, True), *range(12))
+    expected = batch_of(PlannedData(roomy, items, 0), *range(12))
     for epoch in range(2):
         computed.clear()
-        assert equal(batch_of(PlannedData(tight, items, 0, True), *range(12), epoch=epoch), expected)
+        assert equal(batch_of(PlannedData(tight, items, 0), *range(12), epoch=epoch), expected)
         assert len(computed) > 6
 
 
@@ -264,9 +264,9 @@ def test_masks_go_with_a_cache_and_stay_out_of_it(make_processing, multilingual,
     data = {"cache": {"folder": str(tmp_path / "cache")}, "augment": {"time_masks": 3, "time_mask_max": 0.3}}
     processing = make_processing(multilingual, data=data)
     items = examples(processing)[:3]
-    masked = [batch_of(PlannedData(processing, items, 0, True), 0, 1, 2, epoch=epoch) for epoch in range(2)]
+    masked = [batch_of(PlannedData(processing, items, 0), 0, 1, 2, epoch=epoch) for epoch in range(2)]
     assert not torch.equal(masked[0]["features"], masked[1]["features"])
-    plain = batch_of(PlannedData(processing, items, None, True), 0, 1, 2)
+    plain = batch_of(PlannedData(processing, items, None), 0, 1, 2)
     torch.testing.assert_close(plain["features"], extracted(multilingual, items), rtol=0, atol=HALF)
 
 

@@ -136,12 +136,7 @@ def test_an_adapter_run_with_a_cache_and_ctc(make_recipe, multilingual, manifest
     assert again.metrics["loss"] == pytest.approx(outcome.metrics["loss"], rel=1e-5)
 
 
-BATCH_IS_OPENED = pytest.mark.xfail(
-    strict=True, reason="Lightning's half-precision plugin goes into the dataclass Batch and meets a frozen Utterance"
-)
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("bf16-true", marks=BATCH_IS_OPENED)])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_an_english_only_run_in_bfloat16(make_recipe, english, manifest, tmp_path, precision):
     recipe = make_recipe(
         english,
