@@ -36,10 +36,15 @@ def set_up(debug: bool = False) -> None:
     logger.propagate = False
     if debug:
         return
-    for noisy in ("lightning.pytorch", "lightning.fabric", "lightning"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning(\.|_|$).*")
     warnings.filterwarnings("ignore", module=r"torch\.utils\.data.*")
+
+
+def quiet_lightning() -> None:
+    """Keep Lightning's notices down, unless debugging. Its import sets their level, so this comes after it."""
+    if logging.getLogger(__package__.split(".")[0]).level > logging.DEBUG:
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(logging.ERROR)
 
 
 @contextmanager

@@ -124,6 +124,7 @@ class DataSection(Section):
     max_bad: float = Field(0.05, ge=0, le=1)
     """With `skip`: the largest share of unusable examples, as a fraction; above it the run is refused."""
     batch: BatchSection = BatchSection()
+    """Bounds of one batch on one device."""
     workers: int | None = Field(None, ge=0)
     """Processes that prepare batches; default: none with up to 2 cores, else half of the cores, 8 at most."""
 

@@ -77,6 +77,7 @@ def collect(
     processing: Processing[Any],
     data: DataSection,
     where: str = "data",
+    training: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Collected:
     """Read and check every row of the sources.
@@ -86,6 +87,7 @@ def collect(
         processing: what the modality does with its data.
         data: the policy for bad examples.
         where: place in the recipe, for messages.
+        training: whether the set is trained on.
         progress: called with the number of rows done.
 
     Raises:
@@ -95,7 +97,7 @@ def collect(
     found = Collected([], [], Report(processing.unit))
     report = found.report
     for source in sources:
-        for outcome in _examined(processing, processing.read(source)):
+        for outcome in _examined(processing, processing.read(source), training):
             report.rows += 1
             if isinstance(outcome, BadExample):
                 if data.on_bad == "raise":
@@ -128,14 +130,16 @@ def _bounded(report: Report, max_bad: float, where: str) -> None:
         raise DataError("no usable example", where=where, given=report.summary())
 
 
-def _examined(processing: Processing[Any], items: Iterable[Any | BadExample]) -> Iterator[list[Any] | BadExample]:
+def _examined(
+    processing: Processing[Any], items: Iterable[Any | BadExample], training: bool
+) -> Iterator[list[Any] | BadExample]:
     """Checks in threads (reading files waits on the disk and decoding leaves Python), in the order of the rows."""
 
     def one(item: Any | BadExample) -> list[Any] | BadExample:
         if isinstance(item, BadExample):
             return item
         try:
-            return processing.examine(item) or BadExample("empty", "the row gives no example", where=item)
+            return processing.examine(item, training) or BadExample("empty", "the row gives no example", where=getattr(item, "where", None))
         except BadExample as error:
             return error
 

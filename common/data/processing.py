@@ -50,8 +50,12 @@ class Processing(ABC, Generic[Example]):
         """All examples of a source, unchecked; each row of the source gives at least one item."""
 
     @abstractmethod
-    def examine(self, example: Example) -> list[Example]:
-        """The check: the example ready for use, or its pieces. Raises BadExample with the reason."""
+    def examine(self, example: Example, training: bool) -> list[Example]:
+        """The check: the example ready for use, or its pieces. Raises BadExample with the reason.
+
+        What can't be trained on but can be evaluated is kept in an evaluation set (`training` false), so that the set
+        does not become easier than it is.
+        """
 
     @abstractmethod
     def cost(self, example: Example) -> float:

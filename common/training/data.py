@@ -19,7 +19,7 @@ def gather(recipe: Recipe, processing: Processing[Any], name: str) -> Collected 
     if not sources:
         return None
     with progress(f"checking data.{name}", "rows") as show:
-        return collect(sources, processing, recipe.data, f"data.{name}", lambda rows: show(rows, None))
+        return collect(sources, processing, recipe.data, f"data.{name}", name == "train", lambda rows: show(rows, None))
 
 
 def described(recipe: Recipe, sets: dict[str, Collected | None]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, Trainer
 from .. import kinds, record, strategies
 from ..checkpoint.save import Saver
 from ..checkpoint.state import FILE, TensorIO
-from ..console import console, duration, is_first_rank, progress
+from ..console import console, duration, is_first_rank, progress, quiet_lightning
 from ..data.collect import Collected
 from ..data.plan import Plan
 from ..data.processing import PlannedData, PlanSampler, loader
@@ -48,6 +48,7 @@ def train(recipe: Recipe, callbacks: Sequence[Callback] = ()) -> Outcome:
         recipe: the resolved recipe.
         callbacks: further Lightning callbacks; they see each step after the run's own.
     """
+    quiet_lightning()
     kind = kinds.task(recipe.task.kind)
     deciding_metric(recipe, kind)
     set_threads(recipe)

@@ -18,6 +18,7 @@ class SpeechBatch(BatchSection):
 
 class SpeechData(DataSection):
     batch: SpeechBatch = SpeechBatch()
+    """Bounds of one batch on one device."""
     audio: AudioSection = AudioSection()
     """How audio is read and checked."""
     augment: AugmentSection = AugmentSection()

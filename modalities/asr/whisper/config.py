@@ -45,9 +45,13 @@ class WhisperEvaluate(SpeechEvaluate):
 
 class Config(Recipe):
     task: WhisperTask
+    """What is trained: the task kind, language and tokens."""
     model: WhisperModel
+    """What it starts from, which parts are trained, and how much audio the encoder sees."""
     data: SpeechData
+    """What it is trained and evaluated on, and how audio is read, checked and varied."""
     evaluate: WhisperEvaluate = WhisperEvaluate()
+    """Evaluation during training and by `luthier evaluate`."""
 
     @model_validator(mode="after")
     def _cacheable(self) -> Self:

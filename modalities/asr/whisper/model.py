@@ -22,6 +22,9 @@ def load_processor(path: str) -> WhisperProcessor:
     """Tokenizer and feature extractor of a Whisper directory."""
     from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
 
+    first = Path(path).parts[0] if Path(path).parts else ""
+    if not Path(path).is_dir() and (Path(path).is_absolute() or len(Path(path).parts) != 2 or Path(first).exists()):
+        raise _unreadable(path, FileNotFoundError("no such directory"))  # not the form of a hub name
     try:
         extractor = WhisperFeatureExtractor.from_pretrained(path)
         tokenizer = WhisperTokenizer.from_pretrained(path)
@@ -67,7 +70,8 @@ def load_model(recipe: Config, weights: Path | None) -> tuple[nn.Module, Whisper
     if section.freeze_encoder:
         whisper.model.encoder.requires_grad_(False)
     if recipe.train.gradient_checkpointing:
-        whisper.gradient_checkpointing_enable({"use_reentrant": False})
+        enable = getattr(whisper, "activation_checkpointing_enable", whisper.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})
     return model, whisper
 
 

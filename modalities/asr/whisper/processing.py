@@ -32,7 +32,7 @@ class Encoded:
         mel: log-mel features [F, T] of the real audio.
         fill: value of the frames after it.
         target: decoder tokens.
-        reference: the transcript.
+        utterance: what was encoded.
         key: content key of the audio, where the encoder's output is cached.
     """
 
@@ -73,9 +73,12 @@ class WhisperProcessing(Processing[Utterance]):
     def read(self, source: Source) -> Iterator[Utterance | BadExample]:
         return manifest.utterances(source.path, source.split, source.label)
 
-    def examine(self, example: Utterance) -> list[Utterance]:
+    def examine(self, example: Utterance, training: bool) -> list[Utterance]:
         pieces = audio.examine(example, self.audio, self.mel.rate)
         for piece in pieces:
+            if not training:  # a text that can't be trained on is still a reference
+                self.targets.control(piece)
+                continue
             target = self.targets.target(piece)
             if self.recipe.task.ctc_weight:
                 self._check_alignable(piece, target)
@@ -112,7 +115,15 @@ class WhisperProcessing(Processing[Utterance]):
         fill = self.mel.pad_value(mel)
         if generator is not None:
             mel = self.augment.features(mel, generator)
-        return Encoded(mel, fill, self.targets.target(example, stretch), example, key)
+        return Encoded(mel, fill, self._target(example, generator is not None, stretch), example, key)
+
+    def _target(self, example: Utterance, training: bool, stretch: float) -> Target:
+        try:
+            return self.targets.target(example, stretch)
+        except BadExample:
+            if training:
+                raise
+            return self.targets.unasked(example)
 
     def _cached(self, example: Utterance) -> tuple[Tensor, str]:
         """Features in the precision of the cache, whether they come from it or are new, so that a resumed run, which

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from copy import deepcopy
@@ -21,6 +22,8 @@ from .config import Config
 from .model import FRAMES_PER_POSITION, encode, load_model
 from .processing import WhisperProcessing, path_of
 from .tokens import language_token
+
+log = logging.getLogger(__name__)
 
 
 class Task(task.Task):
@@ -44,6 +47,10 @@ class Task(task.Task):
         keeps_encodings = self.processing.cache is not None and recipe.model.freeze_encoder
         weights_hash = model_hash(recipe.model.path) if keeps_encodings else None
         self._encoder_hash = weights_hash and f"{weights_hash}-{recipe.train.precision}"
+        if keeps_encodings and (weights_hash is None or recipe.model.audio_context == "dynamic"):
+            log.warning(
+                "data.cache keeps features only: encodings are kept for a local model at the full audio_context"
+            )
 
     @classmethod
     def make_processing(cls, recipe: Config, weights: Path | None = None) -> WhisperProcessing:
@@ -149,8 +156,8 @@ class Task(task.Task):
             config.no_timestamps_token_id = self.processing.targets.no_timestamps  # old checkpoints don't state it
             extra.append(WhisperTimeStampLogitsProcessor(config, begin_index=prompts.shape[1]))
         room = self.whisper.config.max_target_positions - prompts.shape[1]
-        config.update(max_new_tokens=min(section.max_new_tokens, room), max_length=None, do_sample=False)
-        config.num_beams = section.num_beams
+        config.max_length = prompts.shape[1] + min(section.max_new_tokens, room)
+        config.max_new_tokens, config.do_sample, config.num_beams = None, False, section.num_beams
         ids: Tensor = GenerationMixin.generate(
             self.whisper,
             encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
@@ -187,7 +194,11 @@ class Task(task.Task):
         config._from_model_config = False
         section = self.recipe.task
         config.return_timestamps = section.timestamps
-        if self.processing.targets.multilingual:
+        targets = self.processing.targets
+        config.is_multilingual, config.no_timestamps_token_id = targets.multilingual, targets.no_timestamps
+        if targets.multilingual:
+            config.lang_to_id = getattr(config, "lang_to_id", None) or targets.languages()
+            config.task_to_id = getattr(config, "task_to_id", None) or targets.tasks()
             config.task = section.task
             config.language = language_token(section.language) if section.language else None
         return config

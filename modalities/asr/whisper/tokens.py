@@ -25,11 +25,13 @@ class Target:
         prompt: start-of-previous and prompt tokens; read, never said.
         control: start, language, task, no-timestamps.
         text: the transcript with its timestamps, and the end token.
+        asked: whether it carries loss.
     """
 
     prompt: tuple[int, ...]
     control: tuple[int, ...]
     text: tuple[int, ...]
+    asked: bool = True
 
     @property
     def inputs(self) -> list[int]:
@@ -40,6 +42,8 @@ class Target:
     def labels(self) -> list[int]:
         """What it says at each place, [T]; -100 where nothing is asked. The control tokens after the start are asked,
         as Whisper was trained and as transformers' loss does."""
+        if not self.asked:
+            return [-100] * len(self.inputs)
         return [-100] * len(self.prompt) + [*self.control[1:], *self.text]
 
 
@@ -114,12 +118,22 @@ class Targets:
             ids += [self.vocabulary[token], self.vocabulary[f"<|{self.section.task}|>"]]
         return tuple(ids) if self.section.timestamps else (*ids, self.no_timestamps)
 
-    def prompt(self, utterance: Utterance) -> tuple[int, ...]:
-        """Start-of-previous and the prompt's last tokens, at most half of the decoder's positions; () without one."""
-        if not utterance.prompt:
+    def unasked(self, utterance: Utterance) -> Target:
+        """The decoder's prompt alone, of an utterance whose text can't be a target but is a reference."""
+        return Target(self.prompt(utterance, 0), self.control(utterance), (self.end,), asked=False)
+
+    def prompt(self, utterance: Utterance, reserved: int) -> tuple[int, ...]:
+        """Start-of-previous and the prompt's last tokens; () without one.
+
+        Args:
+            reserved: positions that the rest of the target needs; the prompt is cut at its begin to leave them, and to
+                half of the decoder's positions.
+        """
+        room = min(self.positions // 2, self.positions - reserved) - 1
+        if not utterance.prompt or room < 1:
             return ()
         ids = self._text(" " + utterance.prompt.strip(), utterance)
-        return (self._needed("<|startofprev|>"), *ids[-(self.positions // 2 - 1) :])
+        return (self._needed("<|startofprev|>"), *ids[-room:])
 
     def target(self, utterance: Utterance, stretch: float = 1.0) -> Target:
         """All tokens of an utterance; times are multiplied by `stretch` (speed perturbation).
@@ -129,7 +143,8 @@ class Targets:
         """
         timed = self.section.timestamps
         text = self._timed(utterance, stretch) if timed else self._text(utterance.text, utterance)
-        target = Target(self.prompt(utterance), self.control(utterance), (*text, self.end))
+        control = self.control(utterance)
+        target = Target(self.prompt(utterance, len(control) + len(text)), control, (*text, self.end))
         if len(target.inputs) > self.positions:
             raise BadExample(
                 "text_too_long",
@@ -139,6 +154,15 @@ class Targets:
                 expected=f"at most {self.positions}",
             )
         return target
+
+    def languages(self) -> dict[str, int]:
+        """The language tokens of the vocabulary, as a generation config names them."""
+        return {token: number for token, number in self.vocabulary.items() if _is_language(token)}
+
+    def tasks(self) -> dict[str, int]:
+        """The task tokens of the vocabulary, as a generation config names them."""
+        names = ("transcribe", "translate")
+        return {name: self.vocabulary[f"<|{name}|>"] for name in names if f"<|{name}|>" in self.vocabulary}
 
     def _text(self, text: str, utterance: Utterance) -> list[int]:
         ids = list(self.tokenizer(text, add_special_tokens=False).input_ids)
@@ -172,6 +196,12 @@ class Targets:
     def _time(self, seconds: float) -> int:
         token = f"<|{round(seconds / TIME_STEP) * TIME_STEP:.2f}|>"
         return self._needed(token)
+
+
+def _is_language(token: str) -> bool:
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    return token.startswith("<|") and token[2:-2] in LANGUAGES
 
 
 def is_multilingual(generation: GenerationConfig, vocabulary: dict[str, int]) -> bool:

@@ -21,14 +21,15 @@ from luthier.common.recipe import DataSection, Source
 
 
 class Words(Processing[Any]):
-    """An example is a text; its cost is the number of its words. `a|b` is cut into two, `!reason` is bad."""
+    """An example is a text; its cost is the number of its words. `a|b` is cut into two, `!reason` is bad, and `?reason`
+    in training only."""
 
     unit = "words"
 
     def read(self, source: Source) -> Iterator[Any]:
         yield from rows(source.path, source=source.label)
 
-    def examine(self, example: Row) -> list[str]:
+    def examine(self, example: Row, training: bool) -> list[str]:
         text = example.fields.get("text")
         if text is None:
             raise BadExample("no_text", "has no `text`", where=example.where)
@@ -36,6 +37,8 @@ class Words(Processing[Any]):
             time.sleep(0.002)
         if text.startswith("!"):
             raise BadExample(text[1:], "is marked as bad", where=example.where, given=text)
+        if text.startswith("?") and training:
+            raise BadExample(text[1:], "can't be trained on", where=example.where)
         return [part for part in text.split("|") if part]
 
     def cost(self, example: str) -> float:
@@ -60,8 +63,9 @@ def texts(*found: str) -> list[dict[str, str]]:
     return [{"text": text} for text in found]
 
 
-def collected(sources: list[Source], on_progress: Any = None, **policy: Any) -> Collected:
-    return collect(sources, Words(), DataSection(train=("unused",), **policy), "data.train", on_progress)
+def collected(sources: list[Source], on_progress: Any = None, training: bool = True, **policy: Any) -> Collected:
+    data = DataSection(train=("unused",), **policy)
+    return collect(sources, Words(), data, "data.train", training, on_progress)
 
 
 def balanced(report: Report) -> bool:
@@ -121,7 +125,18 @@ def test_a_row_that_gives_nothing_is_not_kept(tmp_path: Path) -> None:
     found = collected([source(tmp_path / "a.jsonl", texts("a", ""))], max_bad=1)
     assert (found.report.rows, found.report.kept_rows, sum(found.report.dropped.values())) == (2, 1, 1)
     assert found.report.dropped["empty"] == 1
+
+
+def test_a_row_that_gives_nothing_is_named_by_its_place(tmp_path: Path) -> None:
+    found = collected([source(tmp_path / "a.jsonl", texts("a", ""))], max_bad=1)
     assert found.report.named["empty"][0].startswith("a.jsonl:2: ")
+
+
+def test_what_cannot_be_trained_on_may_be_evaluated(tmp_path: Path) -> None:
+    file = source(tmp_path / "a.jsonl", texts("a", "?long", "b"))
+    assert collected([file], max_bad=1).examples == ["a", "b"]
+    assert collected([file], max_bad=1).report.dropped["long"] == 1
+    assert collected([file], training=False, max_bad=0).examples == ["a", "?long", "b"]
 
 
 def test_progress_counts_rows(tmp_path: Path) -> None:

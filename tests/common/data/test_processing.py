@@ -25,7 +25,7 @@ class Numbers(Processing[float]):
     def read(self, source: Source) -> Iterator[float]:
         raise NotImplementedError
 
-    def examine(self, example: float) -> list[float]:
+    def examine(self, example: float, training: bool) -> list[float]:
         return [example]
 
     def cost(self, example: float) -> float:

@@ -60,7 +60,7 @@ class ToyProcessing(Processing[dict[str, Any]]):
         for row in rows(source.path, source=source.label):
             yield row if isinstance(row, BadExample) else {**row.fields, "where": row.where}
 
-    def examine(self, example: dict[str, Any]) -> list[dict[str, Any]]:
+    def examine(self, example: dict[str, Any], training: bool) -> list[dict[str, Any]]:
         if example.get("trouble") == "bad":
             raise BadExample("marked", "is marked as bad", where=example["where"])
         return [example]

@@ -66,7 +66,7 @@ def test_other_rates_and_channels_are_heard_alike(make_processing, multilingual,
         wave = 0.3 * np.sin(2 * np.pi * 1000 * np.arange(rate) / rate)
         file = tmp_path / f"{rate}-{channels}.wav"
         sf.write(file, np.stack([wave] * channels, 1), rate)
-        (item,) = processing.examine(Utterance(str(file), "a", "x:1", language="en"))
+        (item,) = processing.examine(Utterance(str(file), "a", "x:1", language="en"), True)
         mel = processing.encode(item, None).mel
         assert abs(mel.shape[1] - 100) <= 2
         peaks.append(int(mel[:, 50].argmax()))
@@ -94,10 +94,10 @@ def test_audio_longer_than_the_model_hears_is_refused(make_processing, multiling
         sf.write(file, 0.1 * np.random.default_rng(0).standard_normal(samples), 16000)
         utterance = Utterance(str(file), "a", "x:1", language="en")
         if fits:
-            assert processing.encode(processing.examine(utterance)[0], None).mel.shape[1] == FULL
+            assert processing.encode(processing.examine(utterance, True)[0], None).mel.shape[1] == FULL
             continue
         with pytest.raises(BadExample, match=r"x:1") as caught:
-            processing.examine(utterance)
+            processing.examine(utterance, True)
         assert caught.value.reason == "too_long"
 
 
