@@ -139,7 +139,9 @@ def _examined(
         if isinstance(item, BadExample):
             return item
         try:
-            return processing.examine(item, training) or BadExample("empty", "the row gives no example", where=getattr(item, "where", None))
+            return processing.examine(item, training) or BadExample(
+                "empty", "the row gives no example", where=getattr(item, "where", None)
+            )
         except BadExample as error:
             return error
 

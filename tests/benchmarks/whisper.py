@@ -40,7 +40,7 @@ def ours(context: str, rows: Path, lora: bool, threads: int) -> dict[str, Any]:
                 [
                     f"model.path={MODEL}", f"data.train={rows}", f"output={folder}/run", "train.epochs=1",
                     f"model.audio_context={context}", f"data.batch.examples={BATCH}", "evaluate.every=never",
-                    "data.workers=0",
+                    "data.workers=0", "data.validation=[]",
                 ],
             ),
             [meter],

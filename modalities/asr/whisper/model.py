@@ -120,6 +120,22 @@ def encode(whisper: WhisperForConditionalGeneration, features: Tensor) -> Tensor
     return normed
 
 
+def decode(whisper: WhisperForConditionalGeneration, ids: Tensor, encoded: Tensor) -> Tensor:
+    """The decoder's last hidden states [B, L, D] for its input [B, L] and the encoder's output [B, T, D].
+
+    Where the token table is also the output layer, its gradient is a dense matrix plus a few rows: handing the rows
+    over as a sparse gradient saves filling and adding a second matrix of the vocabulary's size.
+    """
+    decoder, table = whisper.model.decoder, whisper.model.decoder.embed_tokens
+    if type(table) is nn.Embedding and table.weight is whisper.proj_out.weight and table.weight.requires_grad:
+        embedded = nn.functional.embedding(ids, table.weight, table.padding_idx, sparse=True)
+        out = decoder(inputs_embeds=embedded, encoder_hidden_states=encoded, use_cache=False)
+    else:
+        out = decoder(input_ids=ids, encoder_hidden_states=encoded, use_cache=False)
+    hidden: Tensor = out.last_hidden_state
+    return hidden
+
+
 def _unreadable(path: str, error: Exception) -> ModelError:
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return ModelError(

@@ -19,7 +19,7 @@ from ....common.task import LossSum, Predicted
 from ..losses import cross_entropy, ctc
 from ..metrics import Scored, score
 from .config import Config
-from .model import FRAMES_PER_POSITION, encode, load_model
+from .model import FRAMES_PER_POSITION, decode, encode, load_model
 from .processing import WhisperProcessing, path_of
 from .tokens import language_token
 
@@ -105,8 +105,7 @@ class Task(task.Task):
         return encodings.to(self.device, self.whisper.dtype)
 
     def _cross_entropy(self, encoded: Tensor, data: dict[str, Any]) -> LossSum:
-        decoder = self.whisper.model.decoder
-        hidden = decoder(input_ids=data["input_ids"], encoder_hidden_states=encoded, use_cache=False).last_hidden_state
+        hidden = decode(self.whisper, data["input_ids"], encoded)
         asked = data["labels"] != -100
         # Only places that carry loss are projected onto the vocabulary, which is most of the decoder's work.
         logits = self.whisper.proj_out(hidden[asked])
