@@ -110,6 +110,7 @@ def _train(
         sampler.start = before["batches"] if before else 0
         batches = PlannedData(task.processing, _given(sets).examples, recipe.train.seed)
         checkpoint = output.checkpoint / "state" / FILE if output.checkpoint else None
+        task.train_mode()
         trainer.fit(task, loader(batches, sampler, data.workers(recipe)), ckpt_path=checkpoint)
     if after.stopped_by:
         console.print(f"stopped and saved at step {after.position.step}; the same command goes on from there")

@@ -26,9 +26,10 @@ BATCH, WARMUP = 8, 2
 def ours(context: str, rows: Path, lora: bool, threads: int) -> dict[str, Any]:
     """Train on the rows once; speed and memory of the steps after the warm-up."""
     import torch
+    from meter import Meter
+
     from luthier.common import console, recipe
     from luthier.common.training import run
-    from meter import Meter
 
     torch.set_num_threads(threads)
     console.set_up()
@@ -40,7 +41,7 @@ def ours(context: str, rows: Path, lora: bool, threads: int) -> dict[str, Any]:
                 [
                     f"model.path={MODEL}", f"data.train={rows}", f"output={folder}/run", "train.epochs=1",
                     f"model.audio_context={context}", f"data.batch.examples={BATCH}", "evaluate.every=never",
-                    "data.workers=0", "data.validation=[]",
+                    "data.workers=0", "data.validation=[]", "data.audio.silence_dbfs=-120",
                 ],
             ),
             [meter],

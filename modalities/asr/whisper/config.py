@@ -34,8 +34,9 @@ class WhisperModel(ModelSection):
     (`long_context_share`) still run with longer contexts and the model keeps serving 30 s inference."""
     context_margin: float = Field(0.5, ge=0)
     """`dynamic`: silence after the longest example of a batch, in seconds."""
-    long_context_share: float = Field(0.1, ge=0, le=1)
-    """`dynamic`: share of batches run with a random context between what they need and the full one."""
+    long_context_share: float = Field(0.05, ge=0, le=1)
+    """`dynamic`: share of batches run with a random context between what they need and the full one (its logarithm
+    drawn evenly)."""
 
 
 class WhisperEvaluate(SpeechEvaluate):

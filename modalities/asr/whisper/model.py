@@ -101,15 +101,19 @@ def _adapted(whisper: WhisperForConditionalGeneration, recipe: Config, weights: 
         raise ModelError(str(error), where="model.lora.target_modules", given=target) from error
 
 
-def encode(whisper: WhisperForConditionalGeneration, features: Tensor) -> Tensor:
+def encode(whisper: WhisperForConditionalGeneration, features: Tensor, real: int | None = None) -> Tensor:
     """The encoder's output [B, T / 2, D] for mel features [B, F, T] of any even length up to the model's own.
 
     Same as transformers' WhisperEncoder at the full length, which accepts no other; a shorter input uses the first
     positions, as if the recording ended there.
+
+    Args:
+        whisper: the model.
+        features: mel features.
+        real: frames after which each row is constant (padding); None: not known.
     """
     encoder = whisper.model.encoder
-    hidden = nn.functional.gelu(encoder.conv1(features.to(encoder.conv1.weight.dtype)))
-    hidden = nn.functional.gelu(encoder.conv2(hidden)).permute(0, 2, 1)
+    hidden = _convolve(encoder, features.to(encoder.conv1.weight.dtype), real)
     hidden = hidden + encoder.embed_positions.weight[: hidden.shape[1]]
     hidden = nn.functional.dropout(hidden, p=encoder.dropout, training=encoder.training)
     for layer in encoder.layers:
@@ -118,6 +122,28 @@ def encode(whisper: WhisperForConditionalGeneration, features: Tensor) -> Tensor
         hidden = layer(hidden, None)
     normed: Tensor = encoder.layer_norm(hidden)
     return normed
+
+
+_BORDER = 8
+"""Frames around a change within which the two convolutions see both sides of it, rounded up."""
+
+
+def _convolve(encoder: Any, features: Tensor, real: int | None) -> Tensor:
+    """The two convolutions [B, F, T] -> [B, T / 2, D]. Over constant padding they give one constant column, which is
+    computed once and repeated, as are the columns at the right edge, where the convolutions' own padding is seen."""
+
+    def convolve(part: Tensor) -> Tensor:
+        hidden = nn.functional.gelu(encoder.conv1(part))
+        return nn.functional.gelu(encoder.conv2(hidden)).permute(0, 2, 1)
+
+    positions = features.shape[2] // FRAMES_PER_POSITION
+    seen = positions if real is None else (real + 1) // FRAMES_PER_POSITION + _BORDER
+    if seen + _BORDER >= positions:
+        return convolve(features)
+    head = convolve(features[:, :, : FRAMES_PER_POSITION * seen])[:, :-2]
+    tail = convolve(features[:, :, -FRAMES_PER_POSITION * _BORDER :])[:, -2:]
+    same = head[:, -1:].expand(-1, positions - head.shape[1] - tail.shape[1], -1)
+    return torch.cat([head, same, tail], dim=1)
 
 
 def decode(whisper: WhisperForConditionalGeneration, ids: Tensor, encoded: Tensor) -> Tensor:

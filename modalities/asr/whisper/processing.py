@@ -193,7 +193,7 @@ class WhisperProcessing(Processing[Utterance]):
         margin = int(section.context_margin * self.mel.rate / self.mel.hop)
         needed = min(full, max(item.mel.shape[1] for item in encoded) + margin)
         if generator is not None and generator.random() < section.long_context_share:
-            needed = int(generator.integers(needed, full + 1))
+            needed = round(needed * (full / needed) ** generator.random())
         return min(full, -(-needed // FRAMES_PER_POSITION) * FRAMES_PER_POSITION)
 
 

@@ -16,7 +16,7 @@ from ....common import task
 from ....common.data.processing import Batch
 from ....common.record import model_hash
 from ....common.task import LossSum, Predicted
-from ..losses import cross_entropy, ctc
+from ..losses import ctc, linear_cross_entropy
 from ..metrics import Scored, score
 from .config import Config
 from .model import FRAMES_PER_POSITION, decode, encode, load_model
@@ -81,7 +81,7 @@ class Task(task.Task):
     def encode(self, data: dict[str, Any]) -> Tensor:
         """The encoder's output [B, T / 2, D]; from the cache where the encoder is frozen."""
         if self._encoder_hash is None or not self._cacheable(data):
-            return encode(self.whisper, data["features"])
+            return encode(self.whisper, data["features"], int(data["frames"].max()))
         return self._cached_encoding(data)
 
     def _cacheable(self, data: dict[str, Any]) -> bool:
@@ -97,7 +97,7 @@ class Task(task.Task):
         missing = [row for row, encoding in enumerate(found) if encoding is None]
         if missing:
             with torch.no_grad():
-                fresh = encode(self.whisper, data["features"][missing])
+                fresh = encode(self.whisper, data["features"][missing], int(data["frames"].max()))
             for row, encoding in zip(missing, fresh.half().cpu(), strict=True):
                 cache.put(keys[row], encoding)
                 found[row] = encoding
@@ -108,8 +108,8 @@ class Task(task.Task):
         hidden = decode(self.whisper, data["input_ids"], encoded)
         asked = data["labels"] != -100
         # Only places that carry loss are projected onto the vocabulary, which is most of the decoder's work.
-        logits = self.whisper.proj_out(hidden[asked])
-        return LossSum(cross_entropy(logits, data["labels"][asked], self.recipe.task.label_smoothing), int(asked.sum()))
+        weight, smoothing = self.whisper.proj_out.weight, self.recipe.task.label_smoothing
+        return LossSum(linear_cross_entropy(hidden[asked], weight, data["labels"][asked], smoothing), int(asked.sum()))
 
     # ------------------------------------------------------------------ evaluation
 
