@@ -12,7 +12,7 @@ install: $(STAMP) ## set up .venv with the pinned packages
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade 'setuptools>=77' wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -36,7 +36,7 @@ bench: install ## speed and memory beside the peers
 lock: ## renew the pins from the newest versions that work together
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.14.1' 'torchaudio==2.11.1' 'torchvision==0.29.1' -e '.[dev]'
-	.venv-lock/bin/python -m pip freeze --exclude-editable > constraints.txt
+	.venv-lock/bin/python -m pip freeze --all --exclude-editable > constraints.txt
 	rm -rf .venv-lock
 
 clean: ## remove what was set up
