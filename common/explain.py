@@ -37,7 +37,7 @@ _TYPES = {"int", "float", "str", "bool", "none", "dict", "list"}
 
 
 def _one(place: str, items: Sequence[Mapping[str, Any]], model: type[BaseModel], where: str) -> RecipeError:
-    item, where = items[0], f"{where}: {place or 'recipe'}"
+    item, where = items[0], f"{where}: {place}" if place else where
     path = place.split(".")
     if item["type"] == "extra_forbidden":
         key = path[-1]
@@ -46,7 +46,8 @@ def _one(place: str, items: Sequence[Mapping[str, Any]], model: type[BaseModel],
         return RecipeError("missing", where=where, do=f"write it in the recipe, or add {place}=... to the command")
     messages = [found["msg"].removeprefix("Value error, ") for found in items]
     joined = ", or ".join(message[0].lower() + message[1:] for message in dict.fromkeys(messages))
-    return RecipeError(joined, where=where, given=repr(item["input"]))
+    given = None if isinstance(item["input"], Mapping) else repr(item["input"])  # a section would drown the message
+    return RecipeError(joined, where=where, given=given)
 
 
 def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
