@@ -14,8 +14,8 @@ from lightning.pytorch import Trainer
 from ..errors import CheckpointError
 from ..record import write_json
 from ..task import Task
-from ..training.position import Position
 from . import directory, state
+from .position import Position
 
 log = logging.getLogger(__name__)
 

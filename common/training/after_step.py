@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from ..checkpoint.position import Position
 from ..checkpoint.save import Saver
 from ..data.plan import Plan
 from ..errors import LuthierError, RecipeError
@@ -19,7 +20,6 @@ from ..evaluation.run import Evaluation
 from ..recipe import Recipe
 from ..record import write_json, write_text
 from ..task import StepResult, Task
-from .position import Position
 from .signals import StopSignals
 
 log = logging.getLogger(__name__)

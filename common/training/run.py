@@ -12,6 +12,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from .. import kinds, record, strategies
+from ..checkpoint.position import Position
 from ..checkpoint.save import Saver
 from ..checkpoint.state import FILE, TensorIO
 from ..console import console, duration, is_first_rank, progress, quiet_lightning
@@ -26,7 +27,6 @@ from ..task import Task
 from . import curves, data
 from .after_step import AfterStep, deciding_metric
 from .output import Output, opened, settled
-from .position import Position
 from .progress import ProgressLine
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from luthier.common.checkpoint import directory
+from luthier.common.checkpoint.position import Position
 from luthier.common.errors import CheckpointError, LuthierError, RecipeError
 from luthier.common.training import output
-from luthier.common.training.position import Position
 from luthier.common.training.run import train
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
-from .recipe import TrainSection
+from ..recipe import TrainSection
 
 
 def ddp() -> Strategy:
