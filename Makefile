@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+KILLS ?= 200
 
-.PHONY: help install demo test test-all lint lock bench clean
+.PHONY: help install demo test test-all faults lint lock bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -24,6 +25,9 @@ test: install ## the default tests
 
 test-all: install ## with the slow tests, and those on the real data beside the clone
 	$(BIN)/python -m pytest -m 'not gpu'
+
+faults: install ## kill runs, fill disks, break files: the large form (KILLS=200)
+	FAULT_KILLS=$(KILLS) $(BIN)/python -m pytest -m faults tests/faults
 
 lint: install ## formatting, lint, types
 	$(BIN)/ruff format --check .

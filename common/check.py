@@ -16,7 +16,8 @@ import psutil
 import torch
 from rich.table import Table
 
-from . import kinds
+from . import kinds, strategies
+from .checkpoint.save import estimate
 from .console import console, duration
 from .data.collect import Collected
 from .data.plan import Plan, Planned
@@ -30,9 +31,6 @@ from .task import Task
 from .training import data
 from .training.after_step import deciding_metric
 from .training.run import set_threads
-
-STATE_COPIES = {"adamw": 3, "sgd": 2, "adafactor": 2}
-"""Values in `state/` for each trained parameter: itself and the optimizer's moments (at most)."""
 
 
 @dataclass
@@ -76,11 +74,12 @@ def check(recipe: Recipe, fast: bool = False) -> bool:
 
 def _check_kind(recipe: Recipe, kind: type[Task], results: Checklist, fast: bool) -> None:
     results.run("best metric", lambda: _best(recipe, kind))
+    results.run("strategy", lambda: _strategy(recipe))
     processing = results.run("tokenizer and settings", lambda: (kind.make_processing(recipe), "loaded"))
     if processing is None:
         return
     sets: dict[str, Collected | None] = {}
-    for name in ("train", "validation", "test"):
+    for name in ("train", "validation", "regression", "test"):
         if getattr(recipe.data, name):
             sets[name] = results.run(f"data.{name}", partial(_counted, recipe, processing, name))
     train = sets.get("train")
@@ -100,6 +99,11 @@ def _check_kind(recipe: Recipe, kind: type[Task], results: Checklist, fast: bool
     results.run("disk", lambda: _room(recipe, task, size))
 
 
+def _strategy(recipe: Recipe) -> tuple[None, str]:
+    strategies.refuse(recipe)
+    return None, recipe.train.strategy
+
+
 def _best(recipe: Recipe, kind: type[Task]) -> tuple[None, str]:
     key, mode = deciding_metric(recipe, kind)
     return None, f"{key}, the {mode}imum"
@@ -117,22 +121,21 @@ def _planned(recipe: Recipe, train: Collected, processing: Any) -> tuple[Plan, s
     plan = data.plan(recipe, train, processing, 1, recipe.train.accumulate)
     real = padded = 0.0
     for batch in plan.batches():
-        costs = plan.costs[list(batch.indices)]
-        real, padded = real + costs.sum(), padded + costs.max() * len(costs)
+        real, padded = real + plan.costs[list(batch.indices)].sum(), padded + plan.cost(batch)
     return plan, f"{plan.steps} optimizer steps of {plan.per_step} batches; {1 - real / padded:.0%} padding"
 
 
 def _loaded(recipe: Recipe, kind: type[Task]) -> tuple[Task, str]:
     task = kind(recipe).to(device(recipe))
+    strategies.refuse(recipe, task)
     trained = sum(parameter.numel() for parameter in task.parameters() if parameter.requires_grad)
     whole = sum(parameter.numel() for parameter in task.parameters())
     return task, f"{trained / 1e6:.2f} of {whole / 1e6:.2f} million parameters are trained"
 
 
 def largest(plan: Plan) -> Planned:
-    """The batch of the first epoch with the highest padded cost."""
-    first = [batch for batch in plan.batches() if batch.epoch == 0]
-    return max(first, key=lambda batch: plan.costs[list(batch.indices)].max() * len(batch.indices))
+    """The batch of the first epoch with the highest cost, padding included."""
+    return max((batch for batch in plan.batches() if batch.epoch == 0), key=plan.cost)
 
 
 def _step(recipe: Recipe, task: Task, train: Collected, plan: Plan) -> tuple[float, str]:
@@ -190,9 +193,7 @@ def _beside(recipe: Recipe) -> Iterator[Path]:
 
 def _room(recipe: Recipe, task: Task, model_size: int | None) -> tuple[None, str]:
     """Room for all checkpoints that are kept and the one that is being written."""
-    trained = sum(p.numel() * p.element_size() for p in task.parameters() if p.requires_grad)
-    one = (model_size or trained) + trained * STATE_COPIES[recipe.optim.name]
-    needed = one * (recipe.checkpoint.keep_last + 2)
+    needed = estimate(task, model_size) * (recipe.checkpoint.keep_last + 2)
     with _beside(recipe) as folder:
         free = shutil.disk_usage(folder).free
     shown = f"{needed / 1e9:.2f} GB needed ({recipe.checkpoint.keep_last + 2} checkpoints), {free / 1e9:.1f} GB free"

@@ -28,7 +28,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and the li
 @app.command()
 def train(recipe: RecipeName, overrides: Overrides = None, debug: Debug = False) -> None:
     """Train, evaluating on the way; goes on by itself where an earlier run of the same output stopped."""
-    from .recipe import load
+    from .reading import load
 
     loaded = load(recipe, overrides or [])
     _set_up(debug)
@@ -49,7 +49,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="[SUITE] [KEY=VALUE]...",
-            help="`validation` (default) or `test`; changes such as data=C.jsonl or evaluate.num_beams=5.",
+            help="`validation` (default), `regression` or `test`; changes such as data=C.jsonl, evaluate.num_beams=5.",
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write metrics and samples to this JSON file.")] = None,
@@ -76,13 +76,29 @@ def check(
     debug: Debug = False,
 ) -> None:
     """Everything that can be known before paying for a run."""
-    from .recipe import load
+    from .reading import load
 
     loaded = load(recipe, overrides or [])
     _set_up(debug)
     from .check import check as run_check
 
     if not run_check(loaded, fast):
+        raise typer.Exit(2)
+
+
+@app.command("verify-resume")
+def verify_resume(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    kills: Annotated[int, typer.Option(help="Number of interruptions.", min=1)] = 10,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of each short run.", min=4)] = 12,
+    debug: Debug = False,
+) -> None:
+    """Prove that resuming is exact: kill short runs of a recipe, let them go on, and compare with one left alone."""
+    _set_up(debug)
+    from .verify.run import verify
+
+    if not verify(recipe, overrides or [], kills, steps):
         raise typer.Exit(2)
 
 
@@ -94,7 +110,7 @@ def inspect(
     debug: Debug = False,
 ) -> None:
     """Show batches as the model sees them: tokens coloured by what carries loss, audio, padding."""
-    from .recipe import load
+    from .reading import load
 
     loaded = load(recipe, overrides or [])
     _set_up(debug)
@@ -114,7 +130,7 @@ def doctor() -> None:
 @recipes.command("list")
 def list_recipes() -> None:
     """Names and first lines of the recipes that ship."""
-    from .recipe import shipped
+    from .reading import shipped
 
     for name, file in shipped().items():
         first = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
@@ -124,7 +140,7 @@ def list_recipes() -> None:
 @recipes.command("show")
 def show_recipe(recipe: RecipeName) -> None:
     """Print a recipe."""
-    from .recipe import find
+    from .reading import find
 
     typer.echo(find(recipe).read_text(encoding="utf-8"), nl=False)
 
@@ -133,7 +149,7 @@ def show_recipe(recipe: RecipeName) -> None:
 def copy_recipe(recipe: RecipeName, to: Annotated[Path, typer.Argument(help="New file or existing folder.")]) -> None:
     """Copy a recipe, to be changed."""
     from .errors import RecipeError
-    from .recipe import find
+    from .reading import find
 
     file = find(recipe)
     target = to / file.name if to.is_dir() else to
@@ -148,7 +164,7 @@ def schema(kind: Annotated[str, typer.Argument(help="A task kind.")] = "asr.whis
     """The JSON Schema of a kind's recipes, for editors."""
     import json
 
-    from .recipe import config_of
+    from .reading import config_of
 
     typer.echo(json.dumps(config_of(kind).model_json_schema(), indent=2))
 
@@ -158,8 +174,8 @@ def _suite(arguments: list[str]) -> tuple[str, list[str]]:
     from .errors import RecipeError
 
     names = [text for text in arguments if "=" not in text]
-    if len(names) > 1 or not set(names) <= {"validation", "test"}:
-        raise RecipeError("no such suite", given=" ".join(names), expected="validation or test")
+    if len(names) > 1 or not set(names) <= {"validation", "regression", "test"}:
+        raise RecipeError("no such suite", given=" ".join(names), expected="validation, regression or test")
     suite = names[0] if names else "validation"
     overrides = [f"data.{suite}={text[5:]}" if text.startswith("data=") else text for text in arguments if "=" in text]
     return suite, overrides

@@ -20,7 +20,11 @@ EVERY = 15.0
 
 def is_first_rank() -> bool:
     """Whether this process is the one that talks and writes."""
-    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))) == "0"
+    if "RANK" in os.environ:  # torchrun
+        return os.environ["RANK"] == "0"
+    if "LOCAL_RANK" in os.environ:  # Lightning's own children, which inherit a SLURM job's variables
+        return os.environ["LOCAL_RANK"] == os.environ.get("NODE_RANK", "0") == "0"
+    return os.environ.get("SLURM_PROCID", "0") == "0"
 
 
 def set_up(debug: bool = False) -> None:

@@ -1,25 +1,17 @@
 """The recipe: one file describes a run.
 
-A recipe is read with YAML's safe loader, changed by `key=value` overrides and validated strictly: an unknown key,
-kind or value is refused with its path, what was given and the nearest right name. Each task kind narrows the sections
-with its own fields (`class Config(Recipe)` in the folder of the kind); this file holds what all of them share.
+Each task kind narrows the sections with its own fields (`class Config(Recipe)` in the folder of the kind); this file
+holds what all of them share.
 """
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-
-from . import kinds
-from .errors import RecipeError
-from .explain import explain, nearest
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 def absolute_if_local(value: str) -> str:
@@ -107,8 +99,13 @@ class BatchSection(Section):
     bucket_batches: int = Field(100, ge=0)
     """Examples are sorted by length within this many batches, so that a batch holds similar lengths; 0: no sorting."""
 
+    @property
+    def packed(self) -> bool:
+        """Whether each batch is filled with the examples that fit best."""
+        return False
+
     def budget(self) -> float | None:
-        """Most padded cost (longest example times number of examples), in the modality's unit; None: no bound."""
+        """Most cost of a batch, in the modality's unit; None: no bound."""
         return None
 
 
@@ -117,6 +114,8 @@ class DataSection(Section):
     """Training data: a path, `{path, weight, name}` or a list of them."""
     validation: Sources = ()
     """Data for the evaluation during training, in the same forms."""
+    regression: Sources = ()
+    """Data of what the model is not to forget, evaluated along with `validation`, as the metrics `regression/...`."""
     test: Sources = ()
     """Data for `luthier evaluate CHECKPOINT test`, in the same forms."""
     on_bad: Literal["raise", "skip"] = "skip"
@@ -127,6 +126,12 @@ class DataSection(Section):
     """Bounds of one batch on one device."""
     workers: int | None = Field(None, ge=0)
     """Processes that prepare batches; default: none with up to 2 cores, else half of the cores, 8 at most."""
+
+    @model_validator(mode="after")
+    def _beside_a_validation(self) -> Self:
+        if self.regression and not self.validation:
+            raise ValueError("regression is evaluated along with validation; give that too")
+        return self
 
 
 def _pattern(value: str) -> str:
@@ -175,6 +180,22 @@ class OptimSection(Section):
     """Other rates for some parameters; the first group whose `match` is found in the name counts."""
 
 
+class DebugSection(Section):
+    """What is written of the inside of a training to `OUTPUT/debug.csv`; it changes nothing of the training."""
+
+    every: int = Field(100, ge=1)
+    """Optimizer steps between two looks."""
+    gradients: bool = True
+    """Of each trained parameter: norm of the gradient before clipping, shares that are zero and not finite."""
+    activations: bool = True
+    """Of each layer's output on the first rank: mean, standard deviation, largest absolute value, share not finite."""
+    optimizer: bool = True
+    """Of each trained parameter: its norm, the size of its update relative to it, and norms of its optimizer state.
+    The looks need room for a copy of the trained parameters in the host's memory."""
+    match: Annotated[str, AfterValidator(_pattern)] = ""
+    """Regular expression, searched in the names of modules and parameters; default: all."""
+
+
 class TrainSection(Section):
     epochs: float | None = Field(None, gt=0)
     """Passes over the data; parts of one allowed. Give this or `steps`; default: 3 epochs."""
@@ -184,8 +205,14 @@ class TrainSection(Section):
     """Batches per device in one optimizer step."""
     seed: int = Field(0, ge=0)
     """Seed of weights, order, dropout and augmentation."""
-    strategy: Literal["auto", "ddp"] = "auto"
-    """How devices share the work."""
+    strategy: Literal[
+        "auto", "ddp", "fsdp2", "fsdp2+tp", "deepspeed_zero1", "deepspeed_zero1_offload", "deepspeed_zero2",
+        "deepspeed_zero2_offload", "deepspeed_zero3", "deepspeed_zero3_offload",
+    ] = "auto"  # fmt: skip
+    """How devices share the work: `ddp` copies the model, `fsdp2` cuts it over the devices, `fsdp2+tp` also cuts each
+    layer, DeepSpeed's ZeRO cuts the optimizer's state (1), the gradients too (2), the weights too (3)."""
+    tensor_parallel: int | None = Field(None, ge=1)
+    """Devices that share each layer, with `fsdp2+tp`."""
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
     """Kind of device."""
     devices: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
@@ -202,8 +229,21 @@ class TrainSection(Section):
     """CPU threads of torch in a process; default: torch's own choice."""
     log_every: int = Field(10, ge=1)
     """Optimizer steps between two logged points."""
+    timeout: float = Field(1800, gt=0)
+    """Seconds without progress after which a run of several processes ends, naming the one that hangs."""
+    requeue: bool = False
+    """In a SLURM job: put the job back into the queue when SIGTERM or SIGUSR1 has stopped the run and it is saved.
+    `scancel` sends SIGTERM too."""
     max_skipped: int = Field(10, ge=0)
-    """Most optimizer steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""
+    """Most optimizer steps in a row that may be left out, for a non-finite loss or gradient or as spikes, before the
+    run stops."""
+    spike_factor: float | None = Field(None, gt=1)
+    """A step whose mean loss is above this many times the median of the last 50 is a loss spike and recorded in
+    `OUTPUT/skipped.jsonl`; null: spikes are not looked for."""
+    on_spike: Literal["record", "skip"] = "record"
+    """What else to do with a loss spike: nothing, or leave the step's update out."""
+    debug: DebugSection | None = None
+    """Watch gradients, activations and optimizer state; absent: don't."""
     fresh: bool = False
     """Start over in a new folder `output-2`, `output-3`, ... instead of resuming from `output`."""
 
@@ -211,6 +251,12 @@ class TrainSection(Section):
     def _one_length(self) -> Self:
         if self.epochs is not None and self.steps is not None:
             raise ValueError("give either epochs or steps, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _seen_inside(self) -> Self:
+        if self.compile and self.debug is not None and self.debug.activations:
+            raise ValueError("debug.activations can't look into a compiled model; set it or compile to false")
         return self
 
 
@@ -236,6 +282,9 @@ class CheckpointSection(Section):
     """Metric that decides which checkpoint is best; default: the task's first metric."""
     keep_last: int = Field(2, ge=1)
     """Newest checkpoints kept besides the best one; never fewer than 2 in all."""
+    asynchronous: bool = False
+    """Seal a checkpoint (hashes, forcing it to the disk, renaming) while the training goes on. It counts only once it
+    is sealed, so a kill loses it; the one before is still there."""
 
 
 class TrackSection(Section):
@@ -268,113 +317,3 @@ class Recipe(Section):
     def dump(self) -> str:
         """The resolved recipe as YAML; reading it again gives an equal recipe."""
         return yaml.safe_dump(self.model_dump(mode="json", exclude_defaults=False), sort_keys=False, allow_unicode=True)
-
-
-# ---------------------------------------------------------------------------------------------- reading
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader that refuses a key given twice, and reads 1e-4 as a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        keys = [self.construct_object(key, deep=True) for key in own]
-        for key in keys:
-            if keys.count(key) > 1:
-                line = node.start_mark.line + 1
-                raise RecipeError(f"the key {key!r} is given twice", where=f"{self.name}, from line {line}")
-        return super().construct_mapping(node, deep)
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        loader = _Loader(text)
-        loader.name = where
-        return loader.get_single_data()
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or error
-        raise RecipeError(f"not valid YAML: {problem}", where=f"{where}{line}") from error
-
-
-def shipped() -> dict[str, Path]:
-    """The recipes that ship, by name (`asr/whisper`)."""
-    root = Path(__file__).parent.parent / "recipes"
-    return {str(file.relative_to(root).with_suffix("")): file for file in sorted(root.rglob("*.yaml"))}
-
-
-def find(name: str | os.PathLike[str]) -> Path:
-    """The file of a recipe: a path, or the name of one that ships (`asr/whisper`, `recipes/asr/whisper.yaml`)."""
-    path = Path(name)
-    if path.is_file():
-        return path
-    known = shipped()
-    plain = str(path.with_suffix("") if path.suffix == ".yaml" else path).removeprefix("recipes/")
-    if plain in known:
-        return known[plain]
-    near = difflib.get_close_matches(plain, known, 1, 0.5)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise RecipeError("no such recipe", given=name, do=f"{hint}`luthier recipes list` names those that ship")
-
-
-def override(tree: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """The tree with `a.b=value` assignments put in; values are YAML (`null`, `[1, 2]`, `1e-4`, `text`)."""
-    for text in assignments:
-        key, sign, value = text.partition("=")
-        if not sign or not key.strip():
-            raise RecipeError("not an override", given=text, expected="key=value, such as train.epochs=2")
-        *parents, last = key.strip().split(".")
-        node = tree
-        for at, name in enumerate(parents):
-            if node.get(name) is None:
-                node[name] = {}
-            node = node[name]
-            if not isinstance(node, dict):
-                place = ".".join(parents[: at + 1])
-                raise RecipeError("has no keys below it", where=place, given=text, do=f"override {place} as a whole")
-        node[last] = _parse(value, f"override {text}") if value else ""
-    return tree
-
-
-def load(name: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
-    """Read, override and validate a recipe.
-
-    Args:
-        name: a file, or the name of a recipe that ships.
-        overrides: `key=value` texts.
-
-    Raises:
-        RecipeError: all that is wrong with it, each with its path, what was given and what is right.
-    """
-    try:
-        text = find(name).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=name) from error
-    tree = _parse(text, str(name))
-    if not isinstance(tree, dict):
-        raise RecipeError("a recipe is a mapping of sections", where=name, given=type(tree).__name__)
-    return build(override(tree, overrides), str(name))
-
-
-def build(tree: Mapping[str, Any], where: str) -> Recipe:
-    """Validate a tree of plain values as the `Config` of its kind."""
-    task = tree.get("task")
-    kind = task.get("kind") if isinstance(task, Mapping) else None
-    if not isinstance(kind, str):
-        raise RecipeError("missing", where=f"{where}: task.kind", expected=f"one of {', '.join(kinds.names())}")
-    config = config_of(kind, f"{where}: task.kind")
-    try:
-        recipe: Recipe = config.model_validate(tree)
-    except ValidationError as error:
-        raise explain(error, config, where) from None
-    return recipe
-
-
-def config_of(kind: str, where: str = "kind") -> type[Recipe]:
-    """The recipe class of a kind. Raises RecipeError, with the nearest name, if there is none."""
-    try:
-        return kinds.config(kind)
-    except KeyError:
-        expected = nearest(kind, kinds.names())
-        raise RecipeError("unknown kind", where=where, given=kind, expected=expected) from None

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from . import optim
+from . import gradients, optim
 from .data.processing import Batch, Processing
 from .recipe import Recipe
 from .seeding import seed_batch
+from .training.spikes import Spikes
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,8 @@ class StepResult:
         padded: cost with padding.
         bad: examples that could not be encoded.
         learning_rate: of the first parameter group.
+        reason: what was wrong with it: it was left out or, if it was a spike, perhaps only recorded.
+        scale: what the gradient was multiplied by to be the mean's, besides clipping.
     """
 
     loss: float = 0.0
@@ -63,6 +68,8 @@ class StepResult:
     padded: float = 0.0
     bad: int = 0
     learning_rate: float = 0.0
+    reason: Literal["", "non_finite", "spike", "nothing"] = ""
+    scale: float = 0.0
 
 
 @dataclass
@@ -100,6 +107,7 @@ class Task(LightningModule, ABC):
         self.strict_loading = False  # a checkpoint holds trained parameters only; on_load_checkpoint checks them
         self.last_step = StepResult()
         self.total_steps = 1
+        self.spikes = Spikes(recipe.train.spike_factor, recipe.train.on_spike == "skip")
         self._window: list[LossSum] = []
         self._consumed = [0.0] * 4  # of the window: examples, real cost, padded cost, bad examples
 
@@ -110,9 +118,15 @@ class Task(LightningModule, ABC):
     def make_processing(cls, recipe: Any, weights: Path | None = None) -> Processing[Any]:
         """The data path of a recipe, without the model's weights."""
 
+    @classmethod
+    def metrics_of(cls, recipe: Any) -> dict[str, str]:
+        """Those of `metrics` that a recipe asks for, and those that it names itself."""
+        return cls.metrics
+
     @abstractmethod
     def loss(self, data: Any) -> LossSum:
-        """Loss of a collated batch, not divided."""
+        """Loss of a collated batch, not divided. The model is run even where nothing carries loss, as a sharded model
+        is run by all ranks together."""
 
     @abstractmethod
     def predict(self, batch: Batch) -> Predicted:
@@ -151,6 +165,22 @@ class Task(LightningModule, ABC):
 
     # ------------------------------------------------------------------ Lightning's hooks
 
+    def configure_model(self) -> None:
+        shard = getattr(self._trainer and self._trainer.strategy, "shard", None)
+        if shard is not None:
+            shard(self)
+
+    @property
+    def data_rank(self) -> tuple[int, int]:
+        """(rank, ranks) among those that have different batches: all, or groups of processes that share layers."""
+        split = getattr(self._trainer and self._trainer.strategy, "distributed_sampler_kwargs", None)
+        return (split["rank"], split["num_replicas"]) if split else (0, 1)
+
+    def gathered(self, to_save: bool = False) -> AbstractContextManager[None]:
+        """Context in which this rank holds whole weights, whatever the strategy."""
+        gathered = getattr(self._trainer and self._trainer.strategy, "gathered", None)
+        return nullcontext() if gathered is None else gathered(self, to_save)
+
     def configure_optimizers(self) -> Any:
         optimizer = optim.optimizer(self, self.recipe.optim, fused=self.recipe.train.precision != "16-mixed")
         schedule = optim.schedule(optimizer, self.recipe.optim, self.total_steps)
@@ -166,14 +196,27 @@ class Task(LightningModule, ABC):
         if batch.bad and self.recipe.data.on_bad == "raise":
             raise batch.bad[0]
         seed_batch(self.recipe.train.seed, batch.number)
-        loss = self.loss(batch.data) if batch.data is not None else None
-        if loss is None or loss.count == 0:
-            loss = LossSum(self._zero(), 0.0)
+        loss = self._loss(batch)
         self._window.append(LossSum(loss.sum.detach(), loss.count, loss.logs))
         for at, amount in enumerate((len(batch.indices), batch.real, batch.padded, len(batch.bad))):
             self._consumed[at] += amount
         # Lightning divides by the accumulation; what has to be divided by is known only at the end of the window.
         return loss.sum * self.trainer.accumulate_grad_batches
+
+    def _loss(self, batch: Batch) -> LossSum:
+        """The loss of a batch; where nothing carries loss it is a zero that reaches the parameters all the same."""
+        if batch.data is None:
+            return LossSum(self._zero(), 0.0)
+        total, count, logs = self(batch.data)
+        if batch.indices and count:
+            return LossSum(total, count, logs)
+        together = hasattr(self.trainer.strategy, "gathered")  # all ranks have to run the backward pass, too
+        return LossSum(total * 0.0 if together else self._zero(), 0.0)
+
+    def forward(self, data: Any) -> tuple[Tensor, float, dict[str, float]]:
+        """(sum, count, logs) of `loss`: what a sharded model is called by."""
+        loss = self.loss(data)
+        return loss.sum, loss.count, loss.logs
 
     def _zero(self) -> Tensor:
         """A zero that reaches every trained parameter, so that all ranks run the same backward pass."""
@@ -188,28 +231,27 @@ class Task(LightningModule, ABC):
     ) -> None:
         """Divide the gradient by the window's count and clip it; drop it if it isn't finite or nothing carries loss."""
         loss, count, logs, consumed = self._close_window()
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        # DDP has averaged over the ranks: times their number it is the sum again.
-        scale = self.trainer.world_size / count if count else 0.0
-        norm = _norm(gradients) * scale
-        skipped = not (count and torch.isfinite(norm).item() and torch.isfinite(torch.tensor(loss)).item())
-        if skipped:
-            optimizer.zero_grad(set_to_none=True)  # an optimizer leaves parameters without gradient untouched
-        else:
-            bound = self.recipe.optim.clip_norm
-            clip = 1.0 if bound is None else min(1.0, bound / (float(norm) + 1e-6))
-            torch._foreach_mul_(gradients, scale * clip)
+        # The ranks' gradients have been averaged: times their number it is the sum again.
+        scale = self.data_rank[1] / count if count else 0.0
+        usable = bool(count) and math.isfinite(loss)
+        spike = usable and self.spikes.seen(loss / count)
+        usable &= not (spike and self.spikes.skip)
+        finish = getattr(self.trainer.strategy, "finish_gradients", gradients.finish)
+        norm, applied = finish(optimizer, scale, self.recipe.optim.clip_norm, usable)
         self.last_step = StepResult(
             loss / count if count else 0.0,
             {name: value / count for name, value in logs.items()} if count else {},
-            float(norm),
-            skipped,
+            norm,
+            not applied,
             count,
             int(consumed[0]),
             consumed[1],
             consumed[2],
             int(consumed[3]),
             optimizer.param_groups[0]["lr"],
+            # A spike that was to be kept, and wasn't, has a broken gradient.
+            "spike" if spike and applied != self.spikes.skip else _reason(count, applied),
+            scale,
         )
 
     def _close_window(self) -> tuple[float, float, dict[str, float], list[float]]:
@@ -223,7 +265,8 @@ class Task(LightningModule, ABC):
         if self.trainer.world_size > 1:
             gathered = torch.tensor(values, dtype=torch.float64, device=self.device)
             torch.distributed.all_reduce(gathered)
-            values = gathered.tolist()
+            same = self.trainer.world_size // self.data_rank[1]  # ranks that share layers have the same batch
+            values = (gathered / same).tolist()
         self._window, self._consumed = [], [0.0] * 4
         return values[0], values[1], dict(zip(self.log_names, values[6:], strict=True)), values[2:6]
 
@@ -232,11 +275,17 @@ class Task(LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         trained = self.trained_names()
         checkpoint["state_dict"] = {name: value for name, value in checkpoint["state_dict"].items() if name in trained}
+        checkpoint["spikes"] = self.spikes.state_dict()
         checkpoint.pop("loops", None)  # a resumed run is a run over the rest of the plan: our position is all it needs
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.train_mode()  # as it was when the names were saved: buffers count in train mode only
         optim.check_names(self, checkpoint["state_dict"])
+        self.spikes.load_state_dict(checkpoint["spikes"])
+
+
+def _reason(count: float, applied: bool) -> Literal["", "non_finite", "nothing"]:
+    return "" if applied else "non_finite" if count else "nothing"
 
 
 def _set_modes(module: nn.Module, parent: bool) -> None:
@@ -245,11 +294,3 @@ def _set_modes(module: nn.Module, parent: bool) -> None:
     module.training = mode
     for child in module.children():
         _set_modes(child, mode)
-
-
-def _norm(gradients: list[Tensor]) -> Tensor:
-    """2-norm of all gradients together, as a scalar tensor."""
-    if not gradients:
-        return torch.zeros(())
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    return whole

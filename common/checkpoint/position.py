@@ -21,6 +21,7 @@ class Position:
         best_step: its step.
         stale: evaluations since then.
         skipped: optimizer steps left out so far.
+        in_a_row: of these, the last ones without a good step between them.
         bad: examples that could not be encoded so far.
         seconds: time spent training, over all sittings.
     """
@@ -33,6 +34,7 @@ class Position:
     best_step: int | None = None
     stale: int = 0
     skipped: int = 0
+    in_a_row: int = 0
     bad: int = 0
     seconds: float = 0.0
 

@@ -5,19 +5,32 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import yaml
 from lightning.pytorch import Trainer
 
 from ..errors import CheckpointError
+from ..recipe import CheckpointSection
 from ..record import write_json
 from ..task import Task
 from . import directory, state
 from .position import Position
 
 log = logging.getLogger(__name__)
+
+
+FULL = (
+    "free some space, or set another output, and run the same command: it goes on from the last checkpoint, which is "
+    "untouched"
+)
 
 
 class Saver:
@@ -27,42 +40,56 @@ class Saver:
         root: `OUTPUT/checkpoints`.
         recipe: the resolved recipe as plain values.
         record: the run record.
-        keep_last: newest checkpoints kept besides the best.
+        section: what is kept, and whether a checkpoint is sealed while the training goes on.
     """
 
-    def __init__(self, root: Path, recipe: dict[str, Any], record: dict[str, Any], keep_last: int):
-        self.root, self.recipe, self.record, self.keep_last = root, recipe, record, keep_last
+    def __init__(self, root: Path, recipe: dict[str, Any], record: dict[str, Any], section: CheckpointSection):
+        self.root, self.recipe, self.record, self.section = root, recipe, record, section
+        self._sealing: Future[None] | None = None
+        self._size = 0  # bytes of the last checkpoint
 
-    def save(self, trainer: Trainer, task: Task, position: Position, metrics: dict[str, Any] | None) -> Path:
-        """Save and commit a checkpoint of where the run stands; called on all ranks.
+    def save(self, trainer: Trainer, task: Task, position: Position, metrics: dict[str, Any] | None) -> None:
+        """Save a checkpoint of where the run stands; called on all ranks.
+
+        All of it is written before this returns, so that it holds one step and no other; with `asynchronous`, hashing
+        it, forcing it to the disk and renaming it into place follow in the background.
 
         Raises:
             CheckpointError: weights are not finite, or the disk is full; earlier checkpoints are untouched.
         """
+        self.finish()
         target = self.root / directory.name(position.step)
         folder = target.with_name(target.name + directory.PARTIAL)
-        try:
-            if trainer.is_global_zero:
-                directory.partial(target)
-                self._write_model(task, folder)
-                self._write_record(folder, position, metrics)
+        with _told(target, folder):
+            with task.gathered(to_save=True):
+                if trainer.is_global_zero:
+                    directory.need(self.root, self._size or estimate(task))
+                    directory.partial(target)
+                    self._write_model(task, folder)
+                    self._write_record(folder, position, metrics)
             trainer.strategy.barrier("before state")
             trainer.save_checkpoint(folder / "state" / state.FILE)
-            if trainer.is_global_zero:
-                directory.commit(folder, target)
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise CheckpointError(
-                f"the checkpoint could not be written: {error.strerror or error}",
-                where=target,
-                do="free some space, or set another output, and run the same command: it goes on from the last "
-                "checkpoint, which is untouched",
-            ) from error
         if trainer.is_global_zero:
-            best = self.publish(position)
-            directory.prune(self.root, best, self.keep_last)
-        trainer.strategy.barrier("saved")
-        return target
+            self._size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            self._sealing = in_background(partial(self._seal, folder, target, replace(position)))
+        if not self.section.asynchronous:
+            self.finish()
+            trainer.strategy.barrier("saved")
+
+    def _seal(self, folder: Path, target: Path, position: Position) -> None:
+        with _told(target, folder):
+            directory.commit(folder, target)
+            directory.prune(self.root, self.publish(position), self.section.keep_last)
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is in its place.
+
+        Raises:
+            CheckpointError: it could not be sealed.
+        """
+        sealing, self._sealing = self._sealing, None
+        if sealing is not None:
+            sealing.result()
 
     def _write_model(self, task: Task, folder: Path) -> None:
         for name, parameter in task.named_parameters():
@@ -91,3 +118,40 @@ class Saver:
         if metrics:
             write_json(self.root.parent / "metrics.json", {**metrics, "checkpoint": str(self.root / "best")})
         return best
+
+
+@contextmanager
+def _told(target: Path, folder: Path) -> Iterator[None]:
+    """A full disk and the like as an error that says what to do; what was written so far is removed."""
+    try:
+        yield
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise CheckpointError(
+            f"the checkpoint could not be written: {error.strerror or error}", where=target, do=FULL
+        ) from error
+
+
+def in_background(work: Callable[[], None]) -> Future[None]:
+    """Run `work` in a thread that the end of the process waits for; the result raises what it raised."""
+    result: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            result.set_result(None)
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=run, name="sealing a checkpoint").start()
+    return result
+
+
+STATE_COPIES = {"adamw": 3, "sgd": 2, "adafactor": 2}
+"""Values in `state/` for each trained parameter: itself and the optimizer's moments (at most)."""
+
+
+def estimate(task: Task, model: int | None = None) -> int:
+    """Bytes of a checkpoint, before there is one; `model`: bytes of `model/`, if they are known."""
+    trained = sum(p.numel() * p.element_size() for p in task.parameters() if p.requires_grad)
+    return (model or trained) + trained * STATE_COPIES[task.recipe.optim.name]

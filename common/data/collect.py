@@ -27,6 +27,7 @@ class Report:
         kept_rows: rows that gave at least one example.
         examples: examples made of them (more than rows where rows were cut into pieces).
         dropped: number of rows left out, by reason.
+        noted: what was changed in examples that were kept, by name (see `Processing.notes`).
         named: the first few of them for each reason, with file and row.
         cost: summed cost of the examples, in `unit`.
     """
@@ -37,6 +38,7 @@ class Report:
     examples: int = 0
     cost: float = 0.0
     dropped: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
     named: dict[str, list[str]] = field(default_factory=dict)
 
     def drop(self, error: BadExample) -> None:
@@ -52,14 +54,17 @@ class Report:
             "examples": self.examples,
             self.unit: round(self.cost, 3),
             "dropped": dict(self.dropped),
+            "noted": dict(self.noted),
             "named": self.named,
         }
 
     def summary(self) -> str:
-        """One line: rows, examples, cost, and what was dropped by reason."""
+        """One line: rows, examples, cost, what was dropped by reason, and what was changed."""
         line = f"{self.rows} rows, {self.examples} examples, {self.cost:,.0f} {self.unit}"
         if self.dropped:
             line += "; dropped " + ", ".join(f"{count} {reason}" for reason, count in self.dropped.most_common())
+        if self.noted:
+            line += "; " + ", ".join(f"{count:,} {name}" for name, count in self.noted.items())
         return line
 
 
@@ -97,6 +102,7 @@ def collect(
     found = Collected([], [], Report(processing.unit))
     report = found.report
     for source in sources:
+        usable: list[Any] = []
         for outcome in _examined(processing, processing.read(source), training):
             report.rows += 1
             if isinstance(outcome, BadExample):
@@ -105,11 +111,15 @@ def collect(
                 report.drop(outcome)
             else:
                 report.kept_rows += 1
-                found.examples += outcome
-                found.weights += [source.weight] * len(outcome)
-                report.cost += sum(processing.cost(example) for example in outcome)
+                usable += outcome
+                for example in outcome:
+                    report.noted.update(processing.notes(example))
             if progress:
                 progress(report.rows)
+        arranged = processing.arrange(usable, training)
+        found.examples += arranged
+        found.weights += [source.weight] * len(arranged)
+        report.cost += sum(processing.cost(example) for example in arranged)
     report.examples = len(found.examples)
     _bounded(report, data.max_bad, where)
     return found

@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..errors import DataError, RecipeError
+from .packing import pack
 
 JITTER = 0.05
 """Relative noise on the sort key, so that batches of similar lengths differ from epoch to epoch."""
@@ -39,28 +40,46 @@ class Planned:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one batch may hold: at most `examples`, and a padded cost (longest x number) of at most `budget`."""
+    """What one batch may hold.
+
+    Args:
+        examples: most examples.
+        budget: most cost: the longest times their number, as they are padded, or their sum if they are `joined`.
+        bucket_batches: examples are sorted by cost within this many batches.
+        joined: examples stand one after the other, so that there is no padding and nothing to sort for.
+        packed: fill each batch with the examples that fit best, up to the budget, whatever their number.
+    """
 
     examples: int
     budget: float | None = None
     bucket_batches: int = 100
+    joined: bool = False
+    packed: bool = False
 
-    def fits(self, longest: float, number: int) -> bool:
-        return number <= self.examples and (self.budget is None or longest * number <= self.budget)
+    def cost(self, longest: float, total: float, number: int) -> float:
+        """What a batch costs, padding included; of its longest example, the sum of all, and their number."""
+        return total if self.joined else longest * number
+
+    def fits(self, longest: float, total: float, number: int) -> bool:
+        cost = self.cost(longest, total, number)
+        return number <= self.examples and (self.budget is None or cost <= self.budget)
 
 
 def cut(order: Sequence[int] | np.ndarray, costs: np.ndarray, bounds: Bounds) -> list[tuple[int, ...]]:
     """Cut an order of examples into consecutive batches within the bounds; every example is in exactly one."""
+    if bounds.packed and bounds.budget is not None:
+        chosen = np.asarray(order, dtype=np.int64)
+        return [tuple(chosen[list(row)].tolist()) for row in pack(costs[chosen], int(bounds.budget))]
     batches: list[tuple[int, ...]] = []
     batch: list[int] = []
-    longest = 0.0
+    longest = total = 0.0
     for index in order:
         cost = float(costs[index])
-        if batch and not bounds.fits(max(longest, cost), len(batch) + 1):
+        if batch and not bounds.fits(max(longest, cost), total + cost, len(batch) + 1):
             batches.append(tuple(batch))
-            batch, longest = [], 0.0
+            batch, longest, total = [], 0.0, 0.0
         batch.append(int(index))
-        longest = max(longest, cost)
+        longest, total = max(longest, cost), total + cost
     if batch:
         batches.append(tuple(batch))
     return batches
@@ -167,6 +186,11 @@ class Plan:
             else:
                 yield self._tail(last_window)[number - last_window]
 
+    def cost(self, planned: Planned) -> float:
+        """Cost of a batch, padding included."""
+        costs = self.costs[list(planned.indices)]
+        return self.bounds.cost(float(costs.max(initial=0.0)), float(costs.sum()), len(costs))
+
     def _at(self, number: int) -> tuple[int, tuple[int, ...]]:
         epoch = self.epoch_of(number)
         return epoch, self._epoch(epoch)[number - self._starts[epoch]]
@@ -190,7 +214,10 @@ class Plan:
         """The batches of one epoch, in order."""
         generator = np.random.default_rng([self.seed, epoch])
         order = self._chosen(epoch, generator)
-        if self.bounds.bucket_batches == 0:
+        if self.bounds.packed:
+            rows = cut(order, self.costs, self.bounds)
+            return [rows[i] for i in generator.permutation(len(rows))]
+        if self.bounds.bucket_batches == 0 or self.bounds.joined:
             return cut(order, self.costs, self.bounds)
         noisy = self.costs * (1 + JITTER * generator.uniform(-1, 1, len(self.costs)))
         chunk = self.bounds.bucket_batches * self.bounds.examples

@@ -7,7 +7,8 @@ It holds tokenizers and feature settings only, so that a worker process never ca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -45,6 +46,9 @@ class Processing(ABC, Generic[Example]):
     unit: ClassVar[str] = "examples"
     """Unit of `cost`: seconds, tokens, pixels."""
 
+    joined: bool = False
+    """Whether the examples of a batch stand one after the other, without padding."""
+
     @abstractmethod
     def read(self, source: Source) -> Iterator[Example | BadExample]:
         """All examples of a source, unchecked; each row of the source gives at least one item."""
@@ -57,9 +61,22 @@ class Processing(ABC, Generic[Example]):
         does not become easier than it is.
         """
 
+    def notes(self, example: Example) -> Mapping[str, int]:
+        """What the check changed in an example, to be counted in the data report: `{"prompt tokens cut": 12}`."""
+        return {}
+
+    def arrange(self, examples: list[Example], training: bool) -> list[Example]:
+        """The checked examples of one source, as they are planned; to be overridden where examples are cut anew."""
+        return examples
+
     @abstractmethod
     def cost(self, example: Example) -> float:
         """Size of the example in `unit`."""
+
+    def name(self, example: Example) -> str:
+        """Where the example comes from, `file:row`, so that the user can look at it."""
+        where = example.get("where") if isinstance(example, Mapping) else getattr(example, "where", None)
+        return "unknown" if where is None else str(where)
 
     @abstractmethod
     def encode(self, example: Example, generator: np.random.Generator | None) -> Any:
@@ -119,7 +136,13 @@ class PlannedData(Dataset[Batch]):
 
     Everything random about example `i` in epoch `e` comes from a generator seeded by (seed, e, i), and everything
     random about batch `n` from one seeded by (seed, n), so that a resumed run repeats it whatever worker makes it.
-    An example that can't be encoded is left out and handed on in `Batch.bad`.
+    An example that can't be encoded is left out and handed on in `Batch.bad`. Where that leaves nothing of a training
+    batch, its data are those of a stand-in, while `indices` stays empty: a sharded model has to be run by all ranks.
+
+    Args:
+        processing: makes model input.
+        examples: the checked examples.
+        seed: of augmentation; None: no augmentation and no stand-in (evaluation).
     """
 
     def __init__(self, processing: Processing[Any], examples: Sequence[Any], seed: int | None):
@@ -134,10 +157,18 @@ class PlannedData(Dataset[Batch]):
             except BadExample as error:
                 bad.append(error)
         costs = [self.processing.cost(self.examples[index]) for index in kept]
+        if not encoded and self.seed is not None:
+            encoded = self._stand_in()
         data = self.processing.collate(encoded, self._generator(1, planned.epoch, planned.number)) if encoded else None
-        return Batch(
-            planned.number, planned.epoch, tuple(kept), data, sum(costs), max(costs, default=0) * len(costs), tuple(bad)
-        )
+        padded = sum(costs) if self.processing.joined else max(costs, default=0) * len(costs)
+        return Batch(planned.number, planned.epoch, tuple(kept), data, sum(costs), padded, tuple(bad))
+
+    def _stand_in(self) -> list[Any]:
+        """The first example that can be encoded."""
+        for index, example in enumerate(self.examples):
+            with suppress(BadExample):
+                return [self.processing.encode(example, self._generator(0, 0, index))]
+        return []
 
     def _generator(self, *key: int) -> np.random.Generator | None:
         return None if self.seed is None else np.random.default_rng([self.seed, *key])

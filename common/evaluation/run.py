@@ -28,6 +28,15 @@ class Evaluation:
     samples: list[dict[str, Any]]
 
 
+def beside(first: Evaluation, name: str, other: Evaluation) -> Evaluation:
+    """Two evaluations as one: metrics and slices of the other go under `name/`, its samples after the first's."""
+    metrics = {**first.metrics, **{f"{name}/{key}": value for key, value in other.metrics.items() if key != "slices"}}
+    slices = {f"{name}/{field}": parts for field, parts in other.metrics.get("slices", {}).items()}
+    if slices:
+        metrics["slices"] = {**first.metrics.get("slices", {}), **slices}
+    return Evaluation(metrics, [*first.samples, *({"suite": name, **sample} for sample in other.samples)])
+
+
 def spread(number: int, limit: int | None) -> list[int]:
     """Indices of at most `limit` of `number` examples, evenly spread, always the same."""
     if limit is None or limit >= number:
@@ -69,7 +78,7 @@ def evaluate(
     modes = {module: module.training for module in task.modules()}
     task.eval()
     try:
-        with torch.no_grad(), autocast(recipe.train.precision, task.device):
+        with torch.no_grad(), task.gathered(), autocast(recipe.train.precision, task.device):
             records, loss = _predict(task, collected, recipe, limit, workers, progress)
     finally:
         for module, mode in modes.items():
@@ -92,7 +101,7 @@ def _predict(
     chosen = np.asarray(spread(len(costs), limit))
     order = chosen[np.argsort(costs[chosen], kind="stable")]
     plan = [Planned(i, 0, batch) for i, batch in enumerate(cut(order, costs, Bounds(recipe.evaluate.batch)))]
-    rank, ranks = _rank()
+    rank, ranks = task.data_rank
     data = PlannedData(task.processing, collected.examples, None)
     mine = plan[rank::ranks]
     found: list[tuple[int, Any]] = []
@@ -111,15 +120,11 @@ def _predict(
         if progress:
             progress(done, len(mine))
     if ranks > 1:
-        parts: list[Any] = [None] * ranks
+        world = torch.distributed.get_world_size()
+        parts: list[Any] = [None] * world
         torch.distributed.all_gather_object(parts, (found, total, count))
+        parts = parts[:: world // ranks]  # ranks that share layers had the same batches
         found = [pair for part in parts for pair in part[0]]
         total, count = sum(part[1] for part in parts), sum(part[2] for part in parts)
     found.sort(key=lambda pair: pair[0])
     return [record for _, record in found], LossSum(torch.tensor(total), count)
-
-
-def _rank() -> tuple[int, int]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1

@@ -12,7 +12,8 @@ from .. import kinds
 from ..checkpoint import directory
 from ..console import progress
 from ..errors import RecipeError
-from ..recipe import Recipe, load
+from ..reading import load
+from ..recipe import Recipe
 from ..task import Task
 from ..training import data
 from ..training.run import set_threads
@@ -27,7 +28,7 @@ def evaluate_checkpoint(folder: Path, suite: str = "validation", overrides: Sequ
 
     Args:
         folder: the checkpoint.
-        suite: `validation` or `test`: which data of the recipe.
+        suite: `validation`, `regression` or `test`: which data of the recipe.
         overrides: `key=value` changes of data and evaluation settings.
 
     Raises:

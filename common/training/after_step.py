@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from ..checkpoint.position import Position
 from ..checkpoint.save import Saver
 from ..data.plan import Plan
-from ..errors import LuthierError, RecipeError
+from ..errors import CheckpointError, DataError, RecipeError
 from ..evaluation.run import Evaluation
 from ..recipe import Recipe
 from ..record import write_json, write_text
 from ..task import StepResult, Task
 from .signals import StopSignals
+from .spikes import WHY, WrongSteps
+from .watch import mark
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +37,7 @@ class AfterStep(Callback):
         saver: writes checkpoints.
         evaluation: evaluates the task; None without validation data.
         output: folder of the run.
+        wrong: records the steps that go wrong.
         report: told of each step and evaluation, for the progress line.
     """
 
@@ -44,15 +48,15 @@ class AfterStep(Callback):
         saver: Saver,
         evaluation: Callable[[Task], Evaluation] | None,
         output: Path,
+        wrong: WrongSteps,
         report: Callable[[AfterStep, Task], None],
     ):
         self.recipe, self.plan, self.saver, self.evaluation = recipe, plan, saver, evaluation
-        self.output, self.report = output, report
+        self.output, self.wrong, self.report = output, wrong, report
         self.position = Position(per_step=plan.per_step)
         self.signals = StopSignals()
         self.stopped_by = 0
         self.metrics: dict[str, Any] | None = None
-        self._in_a_row = 0
         self._epoch_steps = {math.ceil(end / plan.per_step) for end in plan.epoch_ends()}
         self._clock = time.monotonic()
 
@@ -77,7 +81,7 @@ class AfterStep(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Task)
-        self.position.batches += trainer.world_size
+        self.position.batches += self.plan.ranks
         done = self.position.batches >= self.plan.total
         if (batch_idx + 1) % trainer.accumulate_grad_batches and not done:
             return
@@ -96,34 +100,36 @@ class AfterStep(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.signals.remove()
+        self.saver.finish()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.signals.remove()
+        with suppress(CheckpointError):  # the exception is what is told
+            self.saver.finish()
 
     # ------------------------------------------------------------------ events
 
     def _count(self, result: StepResult) -> None:
         """Bad examples, and steps that were left out; a step in which nothing carries loss is nobody's fault."""
         self.position.bad += result.bad
+        if result.reason:
+            self.wrong.add(self.position, result)
+            log.warning(
+                "step %d %s: %s; loss %s over %g, gradient norm %s",
+                self.position.step,
+                "left out" if result.skipped else "recorded",
+                WHY[result.reason],
+                result.loss,
+                result.count,
+                result.norm,
+            )
         if not result.skipped:
-            self._in_a_row = 0
+            self.position.in_a_row = 0
             return
         self.position.skipped += 1
-        log.warning(
-            "step %d left out: loss %s over %g, gradient norm %s",
-            self.position.step,
-            result.loss,
-            result.count,
-            result.norm,
-        )
-        self._in_a_row += bool(result.count)
-        if self._in_a_row > self.recipe.train.max_skipped:
-            raise LuthierError(
-                f"{self._in_a_row} optimizer steps in a row had no finite loss and gradient",
-                where="train.max_skipped",
-                given=f"loss {result.loss}, gradient norm {result.norm}",
-                do="lower optim.learning_rate, or look at the data with `luthier inspect`; the last checkpoint is good",
-            )
+        self.position.in_a_row += bool(result.count)
+        if self.position.in_a_row > self.recipe.train.max_skipped:
+            raise self.wrong.too_many(self.position.in_a_row, result)
 
     def _log_step(self, trainer: Trainer, task: Task) -> None:
         now = time.monotonic()
@@ -162,7 +168,8 @@ class AfterStep(Callback):
         where = {"step": self.position.step, "epoch": round(self.plan.fraction(self.position.batches), 4)}
         self.metrics = {**found.metrics, **where}
         self._judge(task)
-        self._log(trainer, {f"validation/{k}": v for k, v in found.metrics.items() if isinstance(v, int | float)})
+        values = {k: v for k, v in found.metrics.items() if isinstance(v, int | float)}
+        self._log(trainer, {k if "/" in k else f"validation/{k}": v for k, v in values.items()})
         if trainer.is_global_zero:
             self._keep(found, where)
         self.report(self, task)
@@ -172,6 +179,8 @@ class AfterStep(Callback):
         """Whether this evaluation is the best so far."""
         assert self.metrics is not None
         key, mode = deciding_metric(self.recipe, type(task))
+        if key not in self.metrics:
+            raise DataError("nothing in the validation data gives the metric", where="checkpoint.best", given=key)
         value = float(self.metrics[key])
         sign = 1 if mode == "min" else -1
         if math.isfinite(value) and (self.position.best is None or sign * value < sign * self.position.best):
@@ -199,6 +208,7 @@ class AfterStep(Callback):
 
     def _save(self, trainer: Trainer, task: Task) -> None:
         metrics = self.metrics if self.position.evaluated == self.position.step else None
+        mark(f"saving step {self.position.step}")
         self.saver.save(trainer, task, self.position, metrics)
         self._clock = time.monotonic()
 
@@ -207,14 +217,17 @@ def deciding_metric(recipe: Recipe, task: type[Task]) -> tuple[str, str]:
     """The metric that decides which checkpoint is best, and whether its minimum or maximum; known before training.
 
     Raises:
-        RecipeError: the task has no such metric.
+        RecipeError: the task has no such metric, or the recipe does not ask for it.
     """
-    key = recipe.checkpoint.best or next(iter(task.metrics))
-    if key not in task.metrics:
+    known = task.metrics_of(recipe)
+    key = recipe.checkpoint.best or next(iter(known))
+    if key not in known:
+        other = key in task.metrics
         raise RecipeError(
-            "the task has no such metric",
+            "the recipe's evaluation does not give this metric" if other else "the task has no such metric",
             where="checkpoint.best",
             given=key,
-            expected=f"one of {', '.join(task.metrics)}",
+            expected=f"one of {', '.join(known)}",
+            do="ask for it in the section evaluate" if other else None,
         )
-    return key, task.metrics[key]
+    return key, known[key]

@@ -46,7 +46,7 @@ def plan(recipe: Recipe, train: Collected, processing: Processing[Any], ranks: i
     epochs = recipe.train.epochs if recipe.train.epochs or recipe.train.steps else 3.0
     return Plan(
         [processing.cost(example) for example in train.examples],
-        Bounds(batch.examples, batch.budget(), batch.bucket_batches),
+        Bounds(batch.examples, batch.budget(), batch.bucket_batches, processing.joined, batch.packed),
         seed=recipe.train.seed,
         ranks=ranks,
         per_step=per_step,

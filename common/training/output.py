@@ -5,8 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+import socket
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +17,17 @@ from typing import Any
 import yaml
 
 from ..checkpoint import directory
-from ..console import is_first_rank
 from ..errors import CheckpointError, LuthierError, RecipeError
 from ..recipe import Recipe
+from ..strategies import family
+from .ranks import CHOSEN as CHOSEN
+from .ranks import agree
 
-RECIPE, CHECKPOINTS = "recipe.yaml", "checkpoints"
-CHOSEN = "LUTHIER_OUTPUT"
-"""Set for the processes of one run, so that all use the folder that the first has chosen."""
+RECIPE, CHECKPOINTS, RANKS = "recipe.yaml", "checkpoints", ".ranks"
 
 FREE = (
     "output", "train.fresh", "train.devices", "train.nodes", "train.accelerator", "train.accumulate", "train.threads",
+    "train.tensor_parallel", "train.timeout", "train.requeue", "train.debug", "train.spike_factor", "train.on_spike",
     "train.log_every", "train.max_skipped", "data.workers", "data.max_bad", "data.test", "evaluate", "checkpoint",
     "track",
 )  # fmt: skip
@@ -32,10 +36,17 @@ FREE = (
 
 @dataclass(frozen=True)
 class Output:
-    """Where a run writes, and the checkpoint that it goes on from (None: from the start)."""
+    """Where a run writes, and the checkpoint that it goes on from (None: from the start).
+
+    Args:
+        folder: of the run.
+        checkpoint: in it.
+        sitting: names this start of the run; what a killed one has left says nothing about it.
+    """
 
     folder: Path
     checkpoint: Path | None = None
+    sitting: str = ""
 
     @property
     def checkpoints(self) -> Path:
@@ -51,42 +62,56 @@ class Output:
 
 def choose(recipe: Recipe) -> Path:
     """The folder that the recipe means: `output`, or with `train.fresh` the first free of output-2, output-3, ..."""
-    if chosen := os.environ.get(CHOSEN):
-        return Path(chosen)
     folder = Path(recipe.output).expanduser().absolute()
-    if recipe.train.fresh and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise RecipeError(
-            "several processes started from outside can't agree on a new folder",
-            where="train.fresh",
-            do="set another output instead",
-        )
     number = 2
     while recipe.train.fresh and folder.exists() and any(folder.iterdir()):
         folder = Path(f"{Path(recipe.output).expanduser().absolute()}-{number}")
         number += 1
-    os.environ[CHOSEN] = str(folder)
     return folder
 
 
 @contextmanager
 def opened(recipe: Recipe) -> Iterator[Output]:
-    """The run's folder, locked against a second run.
+    """The run's folder, locked against a second run. The first rank looks and decides; the others learn it.
 
     Raises:
         RecipeError: the folder holds something else, or a run of another recipe.
         CheckpointError: it holds checkpoints and none is whole.
         LuthierError: another run is writing there.
+        SystemExit: on the other ranks, where the first refuses.
     """
+    told = os.environ.pop(CHOSEN, None)
+    if told is not None and os.environ.get("LOCAL_RANK", "0") != "0":  # Lightning has started this process in `fit`
+        yield _read(told)
+        return
+    with ExitStack() as held:
+        output = agree(lambda: _decide(recipe, held))
+        os.environ[CHOSEN] = _written(output)
+        try:
+            yield output
+        finally:
+            os.environ.pop(CHOSEN, None)
+            if told is not None:  # a run within a run
+                os.environ[CHOSEN] = told
+
+
+def _decide(recipe: Recipe, held: ExitStack) -> Output:
     folder = choose(recipe)
-    try:
-        if is_first_rank():  # the others only read; they may start before, with or after it
-            _claim(recipe, folder)
-        with _locked(folder):
-            if is_first_rank():
-                directory.clear_partial(folder / CHECKPOINTS)
-            yield Output(folder, directory.newest_valid(folder / CHECKPOINTS, mend=is_first_rank()))
-    finally:
-        os.environ.pop(CHOSEN, None)
+    _claim(recipe, folder)
+    held.enter_context(_locked(folder))
+    directory.clear_partial(folder / CHECKPOINTS)
+    checkpoint = directory.newest_valid(folder / CHECKPOINTS)
+    shutil.rmtree(folder / RANKS, ignore_errors=True)
+    return Output(folder, checkpoint, f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}")
+
+
+def _written(output: Output) -> str:
+    return json.dumps([str(output.folder), output.checkpoint and str(output.checkpoint), output.sitting])
+
+
+def _read(text: str) -> Output:
+    folder, checkpoint, sitting = json.loads(text)
+    return Output(Path(folder), checkpoint and Path(checkpoint), sitting)
 
 
 def _claim(recipe: Recipe, folder: Path) -> None:
@@ -118,23 +143,61 @@ def settled(recipe: Recipe, folder: Path) -> Recipe:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    if not is_first_rank():
+    """A lock that goes when this process ends, however it ends."""
+    try:
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RecipeError(f"the folder can't be used: {error.strerror}", where="output", given=folder) from error
+    _held.add(descriptor)
+    try:
+        _lock(descriptor, folder)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
-        return
-    with (folder / ".lock").open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise LuthierError(
-                "another run is writing to this output", where=folder, do="wait for it, or give another output"
-            ) from None
-        yield
+    finally:
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        raise LuthierError(
+            "another run is writing to this output",
+            where=folder,
+            given=os.read(descriptor, 200).decode(errors="replace") or None,
+            do="wait for it, or give another output",
+        ) from None
+    except OSError as error:
+        raise LuthierError(
+            "the file system can't lock files, so that a second run could not be kept out of this output",
+            where=folder,
+            given=error.strerror,
+            do="set output on another file system, or have this one mounted with locks (NFS: its lock service runs; "
+            "Lustre: `-o flock`)",
+        ) from error
+
+
+_held: set[int] = set()
+
+
+def _forget() -> None:
+    """A forked process, such as a data worker, must not keep the lock of a run that was killed."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _same_training(recipe: Recipe, folder: Path) -> None:
     """Raise if the folder's run trains something else than this recipe."""
     saved = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
     here, there = _leaves(recipe.model_dump(mode="json")), _leaves(saved)
+    for leaves in (here, there):  # strategies of one family read each other's checkpoints
+        leaves["train.strategy"] = family(leaves.get("train.strategy", "auto"))
     changed = [
         f"{key}: {there.get(key)!r} -> {here.get(key)!r}"
         for key in sorted(here.keys() | there.keys())

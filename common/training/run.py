@@ -20,14 +20,19 @@ from ..data.collect import Collected
 from ..data.plan import Plan
 from ..data.processing import PlannedData, PlanSampler, loader
 from ..errors import CheckpointError
-from ..evaluation.run import Evaluation, evaluate
+from ..evaluation.run import Evaluation, beside, evaluate
 from ..recipe import Recipe
 from ..seeding import seed_everything
 from ..task import Task
 from . import curves, data
 from .after_step import AfterStep, deciding_metric
+from .inside import Inside
 from .output import Output, opened, settled
 from .progress import ProgressLine
+from .ranks import join
+from .signals import requeue
+from .spikes import WrongSteps
+from .watch import Watch, beat, mark
 
 log = logging.getLogger(__name__)
 
@@ -51,20 +56,25 @@ def train(recipe: Recipe, callbacks: Sequence[Callback] = ()) -> Outcome:
     quiet_lightning()
     kind = kinds.task(recipe.task.kind)
     deciding_metric(recipe, kind)
+    strategies.refuse(recipe)
     set_threads(recipe)
     processing = kind.make_processing(recipe)
-    sets = {name: data.gather(recipe, processing, name) for name in ("train", "validation")}
+    sets = {name: data.gather(recipe, processing, name) for name in ("train", "validation", "regression")}
     seed_everything(recipe.train.seed)
     task = kind(recipe)
+    strategies.refuse(recipe, task)
     if recipe.train.compile:
         task.compile_parts()
-    ranks = Trainer(**_machine(recipe), logger=False, enable_checkpointing=False).world_size
+    early = Trainer(**_machine(recipe), logger=False, enable_checkpointing=False)
+    join(early, recipe.train.timeout)
+    ranks = early.world_size // (recipe.train.tensor_parallel or 1)
     plan = data.plan(recipe, _given(sets), processing, ranks, ranks * recipe.train.accumulate)
     with opened(recipe) as output:  # only now, when nothing in the recipe can be wrong any more, is anything written
         before = output.position()
         if before and before["per_step"] != plan.per_step:
             plan = data.plan(recipe, _given(sets), processing, ranks, _shareable(before["per_step"], ranks))
-        return _train(settled(recipe, output.folder), task, plan, output, sets, callbacks)
+        with Watch(output, early.global_rank, early.world_size, recipe.train.timeout) as watch:
+            return _train(settled(recipe, output.folder), task, plan, output, sets, [*callbacks, watch])
 
 
 def _given(sets: dict[str, Collected | None]) -> Collected:
@@ -92,7 +102,7 @@ def _train(
     task.total_steps = plan.steps
     before = output.position()
     started = record.record(recipe.model_dump(mode="json"), data.described(recipe, sets))
-    saver = Saver(output.checkpoints, recipe.model_dump(mode="json"), started, recipe.checkpoint.keep_last)
+    saver = Saver(output.checkpoints, recipe.model_dump(mode="json"), started, recipe.checkpoint)
     if before and is_first_rank():
         saver.publish(Position(**before))
     _announce(task, sets, plan.steps, output)
@@ -102,17 +112,23 @@ def _train(
 
     _write_start(output, started, sets)
     validation = sets["validation"]
-    evaluation = _evaluation(recipe, validation) if validation else None
+    evaluation = _evaluation(recipe, validation, sets["regression"]) if validation else None
     with ProgressLine(task.processing.unit) as line:
-        after = AfterStep(recipe, plan, saver, evaluation, output.folder, line)
-        trainer = _trainer(recipe, output, plan, before["step"] if before else 0, [after, *callbacks])
-        sampler = PlanSampler(plan, trainer.global_rank)
+        step = before["step"] if before else 0
+        examples, name = _given(sets).examples, task.processing.name
+        wrong = WrongSteps(output.folder, plan, lambda index: name(examples[index]), step)
+        after = AfterStep(recipe, plan, saver, evaluation, output.folder, wrong, line)
+        watching = Inside.of(recipe, after.position, output.folder, step)
+        trainer = _trainer(recipe, output, plan, step, [*watching, after, *callbacks])
+        sampler = PlanSampler(plan, trainer.global_rank // (recipe.train.tensor_parallel or 1))
         sampler.start = before["batches"] if before else 0
         batches = PlannedData(task.processing, _given(sets).examples, recipe.train.seed)
         checkpoint = output.checkpoint / "state" / FILE if output.checkpoint else None
         task.train_mode()
         trainer.fit(task, loader(batches, sampler, data.workers(recipe)), ckpt_path=checkpoint)
-    if after.stopped_by:
+    if after.stopped_by and is_first_rank():
+        if recipe.train.requeue:
+            requeue(after.stopped_by)
         console.print(f"stopped and saved at step {after.position.step}; the same command goes on from there")
     elif is_first_rank():
         record.write_json(output.folder / "run.json", {**started, "position": after.position.as_dict()})
@@ -145,7 +161,7 @@ def _machine(recipe: Recipe) -> dict[str, Any]:
         "accelerator": section.accelerator,
         "devices": strategies.devices(section),
         "num_nodes": section.nodes,
-        "strategy": strategies.strategy(section),
+        "strategy": strategies.strategy(recipe),
         "precision": {"32": "32-true"}.get(section.precision, section.precision),
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -167,12 +183,22 @@ def _trainer(recipe: Recipe, output: Output, plan: Plan, step: int, callbacks: l
     )
 
 
-def _evaluation(recipe: Recipe, validation: Collected) -> Callable[[Task], Evaluation]:
-    def run(task: Task) -> Evaluation:
+def _evaluation(recipe: Recipe, validation: Collected, regression: Collected | None) -> Callable[[Task], Evaluation]:
+    def one(task: Task, collected: Collected) -> Evaluation:
         with progress("evaluating", "batches") as show:
+
+            def moved(done: int, total: int) -> None:
+                beat()
+                show(done, total)
+
             return evaluate(
-                task, validation, recipe, limit=recipe.evaluate.limit, workers=data.workers(recipe), progress=show
+                task, collected, recipe, limit=recipe.evaluate.limit, workers=data.workers(recipe), progress=moved
             )
+
+    def run(task: Task) -> Evaluation:
+        mark("evaluating")
+        found = one(task, validation)
+        return found if regression is None else beside(found, "regression", one(task, regression))
 
     return run
 

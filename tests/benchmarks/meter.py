@@ -17,12 +17,13 @@ WARMUP = 2
 class Meter(Callback):
     """Times optimizer steps from the end of the second to the end of the last, and the peak of resident memory.
 
-    `examples`, `real` and `padded` (seconds of audio) are what the timed steps contained.
+    `examples`, `real` and `padded` (in the modality's unit) and `trained` (what carried loss) are what the timed steps
+    contained.
     """
 
     def __init__(self) -> None:
         self.ends: list[float] = []
-        self.examples, self.real, self.padded = 0, 0.0, 0.0
+        self.examples, self.real, self.padded, self.trained = 0, 0.0, 0.0, 0.0
         self.cpu = self.others = 0.0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -37,11 +38,10 @@ class Meter(Callback):
             self.cpu, self.others = time.process_time(), _machine_cpu()
         elif len(self.ends) > WARMUP:
             step = pl_module.last_step
-            self.examples, self.real, self.padded = (
-                self.examples + step.items,
-                self.real + step.real,
-                self.padded + step.padded,
-            )
+            self.examples += step.items
+            self.real += step.real
+            self.padded += step.padded
+            self.trained += step.count
 
     def report(self) -> dict[str, Any]:
         seconds = self.ends[-1] - self.ends[WARMUP - 1]
@@ -50,7 +50,8 @@ class Meter(Callback):
             "items": self.examples,
             "seconds": round(seconds, 3),
             "items_per_second": self.examples / seconds,
-            "real_seconds_per_second": self.real / seconds,
+            "trained_tokens": self.trained,
+            "real_per_second": self.real / seconds,
             "padding_share": 1 - self.real / self.padded,
             "peak_rss_mb": round(_peak_mb()),
             "cpu_seconds": round(cpu, 1),

@@ -219,7 +219,7 @@ def test_recipes_are_yaml_only_and_lie_by_modality() -> None:
 
 
 def test_tests_mirror_the_folders() -> None:
-    allowed = {*FOLDERS, "golden", "recipes", "benchmarks"}
+    allowed = {*FOLDERS, "golden", "recipes", "benchmarks", "faults"}
     assert {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"} <= allowed
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from luthier.common import kinds, recipe
+from luthier.common import kinds, reading
 from luthier.common.errors import RecipeError
 
 TREE: dict[str, Any] = {
@@ -35,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 
 def refused(file: Path, *overrides: str) -> str:
     with pytest.raises(RecipeError) as caught:
-        recipe.load(file, overrides)
+        reading.load(file, overrides)
     return str(caught.value)
 
 
@@ -135,7 +135,7 @@ def test_a_wrong_value_is_refused_with_its_place(
 def test_epochs_and_steps_exclude_each_other(file: Path) -> None:
     message = refused(file, "train.epochs=2", "train.steps=10")
     assert f"{file}: train: give either epochs or steps, not both" in message
-    assert recipe.load(file, ["train.steps=10"]).train.epochs is None
+    assert reading.load(file, ["train.steps=10"]).train.epochs is None
 
 
 def test_the_path_of_a_value_of_two_types_is_that_of_the_file(file: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_value_that_would_stop_the_run_later_is_refused_at_once(file: Path, as
 
 
 def test_a_recipe_is_frozen(file: Path) -> None:
-    loaded = recipe.load(file)
+    loaded = reading.load(file)
     with pytest.raises(ValidationError, match="frozen"):
         loaded.train.seed = 3  # type: ignore[misc]
     with pytest.raises(ValidationError, match="frozen"):
@@ -206,14 +206,14 @@ def test_not_a_mapping(tmp_path: Path, text: str, kind: str) -> None:
 
 def test_numbers_as_people_write_them(tmp_path: Path) -> None:
     text = yaml.safe_dump(TREE) + "optim: {learning_rate: 1e-4, eps: 1E-6, weight_decay: .5}\n"
-    optim = recipe.load(write(tmp_path, text)).optim
+    optim = reading.load(write(tmp_path, text)).optim
     assert (optim.learning_rate, optim.eps, optim.weight_decay) == (1e-4, 1e-6, 0.5)
 
 
 def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_bytes(b"\xef\xbb\xbf" + yaml.safe_dump(TREE).encode())
-    assert recipe.load(file).output == "out"
+    assert reading.load(file).output == "out"
 
 
 @pytest.mark.parametrize("extra", [b"# \xe9\n", b"# \x00\n", b"# \x07\n"], ids=["latin-1", "nul", "control"])
@@ -226,7 +226,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path, extra: bytes) -> None
 def test_anchors_and_merge_keys(tmp_path: Path) -> None:
     text = yaml.safe_dump({**TREE, "data": None}).replace("data: null\n", "")
     text += "data:\n  train: [&one {path: a.jsonl, weight: 2}, {<<: *one, path: b.jsonl}]\n"
-    sources = recipe.load(write(tmp_path, text)).data.train
+    sources = reading.load(write(tmp_path, text)).data.train
     assert [(source.path, source.weight) for source in sources] == [("a.jsonl", 2), ("b.jsonl", 2)]
 
 
@@ -251,7 +251,7 @@ def test_anchors_and_merge_keys(tmp_path: Path) -> None:
     ],
 )
 def test_overrides(file: Path, assignments: list[str], path: str, value: Any) -> None:
-    found: Any = recipe.load(file, assignments)
+    found: Any = reading.load(file, assignments)
     for name in path.split("."):
         found = getattr(found, name)
     assert found == value
@@ -260,7 +260,7 @@ def test_overrides(file: Path, assignments: list[str], path: str, value: Any) ->
 def test_norwegian_is_not_false(file: Path) -> None:
     """YAML 1.1 reads a bare `no` as false: refused, as the field is a text, and never taken for something else."""
     assert "task.language: input should be a valid string" in refused(file, "task.language=no")
-    assert recipe.load(file, ["task.language='no'"]).task.language == "no"  # type: ignore[attr-defined]
+    assert reading.load(file, ["task.language='no'"]).task.language == "no"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("text", ["train.epochs", "=3", "", "  =3"])
@@ -305,18 +305,18 @@ def test_paths_that_exist_become_absolute_and_hub_names_stay(tmp_path: Path, mon
     (tmp_path / "train.jsonl").touch()
     monkeypatch.chdir(tmp_path)
     tree = {**TREE, "model": {"path": "weights"}, "data": {"train": ["train.jsonl", "someone/a-set"]}}
-    loaded = recipe.load(write(tmp_path, tree))
+    loaded = reading.load(write(tmp_path, tree))
     assert loaded.model.path == str(tmp_path / "weights")
     assert [source.path for source in loaded.data.train] == [str(tmp_path / "train.jsonl"), "someone/a-set"]
     monkeypatch.chdir("/")
-    assert recipe.build(yaml.safe_load(loaded.dump()), "dumped") == loaded
+    assert reading.build(yaml.safe_load(loaded.dump()), "dumped") == loaded
 
 
 def test_the_home_folder_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "weights").mkdir()
     file = write(tmp_path, {**TREE, "model": {"path": "~/weights"}})
-    assert recipe.load(file).model.path == str(tmp_path / "weights")
+    assert reading.load(file).model.path == str(tmp_path / "weights")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_the_home_folder_is_understood(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_sources_in_every_form(tmp_path: Path, value: Any, expected: list[tuple[str, float, str]]) -> None:
-    loaded = recipe.load(write(tmp_path, {**TREE, "data": {"train": value}}))
+    loaded = reading.load(write(tmp_path, {**TREE, "data": {"train": value}}))
     assert [(source.path, source.weight, source.label) for source in loaded.data.train] == expected
 
 
@@ -346,16 +346,16 @@ def test_sources_in_every_form(tmp_path: Path, value: Any, expected: list[tuple[
     ],
 )
 def test_what_is_dumped_reads_back_equal(file: Path, tmp_path: Path, assignments: list[str]) -> None:
-    loaded = recipe.load(file, assignments)
+    loaded = reading.load(file, assignments)
     again = tmp_path / "again.yaml"
     again.write_text(loaded.dump(), encoding="utf-8")
-    assert recipe.load(again) == loaded
-    assert recipe.load(again).dump() == loaded.dump()
+    assert reading.load(again) == loaded
+    assert reading.load(again).dump() == loaded.dump()
 
 
 def test_a_dump_holds_every_field(file: Path) -> None:
-    dumped = yaml.safe_load(recipe.load(file).dump())
-    for name, field in type(recipe.load(file)).model_fields.items():
+    dumped = yaml.safe_load(reading.load(file).dump())
+    for name, field in type(reading.load(file)).model_fields.items():
         inner = sections(field.annotation)
         assert name in dumped
         if inner:
@@ -436,25 +436,25 @@ def test_a_json_schema_can_be_made(kind: str) -> None:
 
 
 def test_some_recipes_ship() -> None:
-    assert {"asr/whisper", "asr/whisper-lora"} <= set(recipe.shipped())
+    assert {"asr/whisper", "asr/whisper-lora"} <= set(reading.shipped())
 
 
-@pytest.mark.parametrize("name", list(recipe.shipped()))
+@pytest.mark.parametrize("name", list(reading.shipped()))
 def test_every_shipped_recipe_is_valid_under_all_its_names(name: str) -> None:
-    loaded = recipe.load(name)
-    assert loaded == recipe.load(f"recipes/{name}.yaml") == recipe.load(recipe.shipped()[name])
+    loaded = reading.load(name)
+    assert loaded == reading.load(f"recipes/{name}.yaml") == reading.load(reading.shipped()[name])
     assert loaded.task.kind.split(".")[0] == name.split("/")[0]
 
 
 def test_an_unknown_recipe_suggests_the_nearest() -> None:
     with pytest.raises(RecipeError, match=r"did you mean asr/whisper\?") as caught:
-        recipe.load("asr/whispr")
+        reading.load("asr/whispr")
     assert "given:    asr/whispr" in str(caught.value)
     assert "luthier recipes list" in str(caught.value)
     with pytest.raises(RecipeError, match="no such recipe"):
-        recipe.load("nothing-of-the-kind")
+        reading.load("nothing-of-the-kind")
 
 
 def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no such recipe"):
-        recipe.load(tmp_path)
+        reading.load(tmp_path)

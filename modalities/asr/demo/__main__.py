@@ -7,11 +7,10 @@ from pathlib import Path
 
 from ....common import console
 from ....common.errors import LuthierError
-from ....common.recipe import load
-from .prepare import prepare
+from ....common.reading import load
+from .prepare import FOLDER, prepare
 
 RECIPE = "asr/demo"
-FOLDER = "runs/demo"
 
 
 def main(folder: str = FOLDER) -> int:

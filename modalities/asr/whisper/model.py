@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ....common.adapters import adapted
 from ....common.errors import ModelError
 from .config import Config
 
@@ -66,39 +67,16 @@ def load_model(recipe: Config, weights: Path | None) -> tuple[nn.Module, Whisper
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     whisper.generation_config = load_generation_config(path)
-    model: nn.Module = whisper if section.lora is None else _adapted(whisper, recipe, weights)
+    model: nn.Module = whisper
+    if section.lora is not None:  # PEFT's sequence-to-sequence type calls the model with input_ids: no task type
+        frozen = r"model\.encoder\..*" if section.freeze_encoder else None
+        model = adapted(whisper, section.lora, weights, exclude_modules=frozen)
     if section.freeze_encoder:
         whisper.model.encoder.requires_grad_(False)
     if recipe.train.gradient_checkpointing:
         enable = getattr(whisper, "activation_checkpointing_enable", whisper.gradient_checkpointing_enable)
         enable({"use_reentrant": False})
     return model, whisper
-
-
-def _adapted(whisper: WhisperForConditionalGeneration, recipe: Config, weights: Path | None) -> nn.Module:
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    section = recipe.model.lora
-    assert section is not None
-    if weights is not None:
-        return PeftModel.from_pretrained(whisper, str(weights), is_trainable=True)
-    target = section.target_modules
-    config = LoraConfig(
-        r=section.rank,
-        lora_alpha=section.alpha,  # type: ignore[arg-type]  # PEFT takes any number
-        lora_dropout=section.dropout,
-        target_modules=target if isinstance(target, str) else list(target),
-        exclude_modules=r"model\.encoder\..*" if recipe.model.freeze_encoder else None,
-        use_dora=section.dora,
-        use_rslora=section.rslora,
-        init_lora_weights=True if section.init == "default" else section.init,
-        modules_to_save=list(section.modules_to_save) or None,
-        task_type=None,  # PEFT's sequence-to-sequence type calls the model with input_ids
-    )
-    try:
-        return get_peft_model(whisper, config)
-    except ValueError as error:
-        raise ModelError(str(error), where="model.lora.target_modules", given=target) from error
 
 
 def encode(whisper: WhisperForConditionalGeneration, features: Tensor, real: int | None = None) -> Tensor:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from ....common import task
 from ....common.data.processing import Batch
+from ....common.losses import TokenLoss, linear_cross_entropy
 from ....common.record import model_hash
 from ....common.task import LossSum, Predicted
-from ..losses import ctc, linear_cross_entropy
+from ..losses import ctc
 from ..metrics import Scored, score
 from .config import Config
 from .model import FRAMES_PER_POSITION, decode, encode, load_model
@@ -108,8 +109,8 @@ class Task(task.Task):
         hidden = decode(self.whisper, data["input_ids"], encoded)
         asked = data["labels"] != -100
         # Only places that carry loss are projected onto the vocabulary, which is most of the decoder's work.
-        weight, smoothing = self.whisper.proj_out.weight, self.recipe.task.label_smoothing
-        return LossSum(linear_cross_entropy(hidden[asked], weight, data["labels"][asked], smoothing), int(asked.sum()))
+        weight, kind = self.whisper.proj_out.weight, TokenLoss(smoothing=self.recipe.task.label_smoothing)
+        return LossSum(linear_cross_entropy(hidden[asked], weight, data["labels"][asked], kind), int(asked.sum()))
 
     # ------------------------------------------------------------------ evaluation
 

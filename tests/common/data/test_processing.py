@@ -106,11 +106,18 @@ def test_a_batch_of_bad_examples_only_is_empty() -> None:
     batch.to(torch.device("cpu"))
 
 
-def test_a_batch_without_any_example_is_empty() -> None:
-    """As the plan fills up the last step where there are fewer examples than ranks."""
-    batch = PlannedData(Numbers(), [1.0], 0)[Planned(5, 2, ())]
-    assert (batch.number, batch.epoch, batch.indices, batch.data) == (5, 2, (), None)
-    assert (batch.real, batch.padded, batch.bad) == (0, 0, ())
+@pytest.mark.parametrize("indices", [(), (0,)], ids=["none", "bad"])
+def test_a_batch_without_examples_has_a_stand_in_that_counts_for_nothing(indices: tuple[int, ...]) -> None:
+    """As the plan fills up the last step where there are fewer examples than ranks, or where none can be encoded: a
+    sharded model has to be run by all ranks."""
+    batch = PlannedData(Numbers(), [-1.0, 1.0, 2.0], 0)[Planned(5, 2, indices)]
+    assert (batch.number, batch.epoch, batch.indices, len(batch.bad)) == (5, 2, (), len(indices))
+    assert (batch.real, batch.padded) == (0, 0)
+    assert batch.data["values"][:, 0].tolist() == [1.0]
+
+
+def test_an_evaluation_has_no_stand_in() -> None:
+    assert PlannedData(Numbers(), [1.0], None)[Planned(5, 2, ())].data is None
 
 
 @pytest.mark.parametrize(

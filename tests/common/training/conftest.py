@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +15,6 @@ import torch
 from luthier.common import kinds
 
 FILE = Path(__file__).with_name("toy.py")
-ROOT = FILE.resolve().parents[3]
 LENGTHS = [1, 6, 2, 5, 3, 4, 1, 1, 6, 2, 3, 5]
 
 
@@ -77,7 +74,7 @@ def two_processes(toy_module: ModuleType, tmp_path_factory: pytest.TempPathFacto
         # A run on one process, stopped after 2 steps of 4 batches, to be resumed on two with 2 x 2.
         alone = toy_module.make(root / "resumed", long, "task.dropout=0.3", "task.noise=0.2", "train.accumulate=4")
         toy_module.train(alone, [toy_module.At(7, toy_module.terminate)])
-    _launch(
+    toy_module.launch(
         root,
         [
             {
@@ -90,18 +87,3 @@ def two_processes(toy_module: ModuleType, tmp_path_factory: pytest.TempPathFacto
         ],
     )
     return root
-
-
-def _launch(root: Path, jobs: list[dict[str, Any]]) -> None:
-    (root / "jobs.json").write_text(json.dumps(jobs))
-    kept = {name: value for name, value in os.environ.items() if name not in ("LUTHIER_OUTPUT", "LOCAL_RANK", "RANK")}
-    path = os.pathsep.join([str(ROOT / "src"), kept.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    done = subprocess.run(
-        [sys.executable, str(FILE), str(root / "jobs.json")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        cwd=root,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]

@@ -18,7 +18,6 @@ from lightning.pytorch import Callback, Trainer
 from luthier.common.checkpoint import directory
 from luthier.common.checkpoint.position import Position
 from luthier.common.errors import CheckpointError, LuthierError, RecipeError
-from luthier.common.training import output
 from luthier.common.training.run import train
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
@@ -432,23 +431,6 @@ def test_a_refused_run_does_not_redirect_the_next(toy: Any, make: Callable[..., 
     with pytest.raises(RecipeError):
         train(make("out"))
     assert train(make("other", "train.epochs=0.1")).folder == tmp_path / "other"
-
-
-def test_processes_that_start_together_share_a_new_folder(
-    toy: Any, make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As torchrun and SLURM start them: at the same time, in any order, before there is any recipe in the folder."""
-    recipe = make("out")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for order in ("0", "1"), ("1", "0"):
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        monkeypatch.setenv("RANK", order[0])
-        with output.opened(recipe) as first:
-            monkeypatch.setenv("RANK", order[1])
-            os.environ.pop("LUTHIER_OUTPUT", None)  # another process: it inherits nothing
-            with output.opened(recipe) as second:
-                assert first == second
-            monkeypatch.setenv("RANK", order[0])
 
 
 def test_leftovers_of_a_killed_save_are_cleared(toy: Any, make: Callable[..., Any], tmp_path: Path) -> None:

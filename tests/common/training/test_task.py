@@ -25,6 +25,7 @@ from luthier.common.data.collect import collect
 from luthier.common.data.plan import Plan
 from luthier.common.errors import BadExample, CheckpointError, LuthierError
 from luthier.common.evaluation.run import evaluate, spread
+from luthier.common.gradients import total_norm
 from luthier.common.seeding import seed_everything
 from luthier.common.training import data, run
 from luthier.common.training.run import train
@@ -521,9 +522,9 @@ def test_modes_follow_what_is_trained() -> None:
 
 def test_the_norm_is_that_of_all_gradients_together() -> None:
     gradients = [torch.full((2, 2), 3.0), torch.tensor([4.0, 0.0]), torch.tensor(0.0)]
-    assert float(task._norm(gradients)) == pytest.approx(math.sqrt(4 * 9 + 16))
-    assert float(task._norm([])) == 0
-    assert math.isnan(float(task._norm([torch.tensor([float("nan")]), torch.ones(2)])))
+    assert float(total_norm(gradients)) == pytest.approx(math.sqrt(4 * 9 + 16))
+    assert float(total_norm([])) == 0
+    assert math.isnan(float(total_norm([torch.tensor([float("nan")]), torch.ones(2)])))
 
 
 # ------------------------------------------------------------------------------------------------ several processes
@@ -602,7 +603,8 @@ def test_all_processes_reduce_equally_many_numbers(
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: reduced.append(len(tensor)))
     for window in ([task.LossSum(torch.tensor(1.0), 2.0, {"twice": 4.0})], [task.LossSum(torch.tensor(0.0), 0.0)]):
         model = toy.Task(toy.make(tmp_path / "out", file))
-        model._trainer = SimpleNamespace(world_size=2)
+        strategy = SimpleNamespace(distributed_sampler_kwargs={"rank": 0, "num_replicas": 2})
+        model._trainer = SimpleNamespace(world_size=2, strategy=strategy)
         model._window = window
         model._close_window()
     assert reduced[0] == reduced[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from lightning.pytorch import Callback
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from luthier.common import kinds, recipe, task
+from luthier.common import kinds, reading, task
 from luthier.common.checkpoint import directory
 from luthier.common.data.processing import Batch, Processing, Shown
 from luthier.common.data.sources import rows
@@ -33,6 +34,7 @@ from luthier.common.training.run import Outcome, train
 
 KIND, MODULE = "test.toy", "luthier_toy"
 FEATURES = 3
+FILE = Path(__file__).resolve()
 
 
 class ToyTask(TaskSection):
@@ -44,6 +46,8 @@ class ToyTask(TaskSection):
     """A frozen trunk with a norm and dropout in front."""
     norm: bool = False
     """A trained batch norm, whose running statistics change in training."""
+    layers: int = 0
+    """Further hidden layers, as a list of repeated modules."""
 
 
 class Config(Recipe):
@@ -75,6 +79,8 @@ class ToyProcessing(Processing[dict[str, Any]]):
         y = torch.tensor(example["y"], dtype=torch.float32)
         if example.get("trouble") == "nan":
             y = y * float("nan")
+        if example.get("trouble") == "huge":
+            y = y * 1000
         if generator is not None and self.noise:
             x = x + self.noise * torch.tensor(generator.standard_normal(x.shape), dtype=torch.float32)
         mask = torch.ones(len(y)) * (example.get("trouble") != "empty")
@@ -99,19 +105,21 @@ class Net(nn.Module):
             self.trunk = nn.Sequential()
         self.first = nn.Linear(FEATURES, 8)
         self.norm = nn.BatchNorm1d(8) if section.norm else nn.Identity()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(section.layers))
         self.dropout = nn.Dropout(section.dropout)
         self.last = nn.Linear(8, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, 3] -> [N]"""
-        return self.last(self.dropout(torch.tanh(self.norm(self.first(self.trunk(x))))))[:, 0]
+        hidden = torch.tanh(self.norm(self.first(self.trunk(x))))
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden))
+        return self.last(self.dropout(hidden))[:, 0]
 
 
 def squared_error(net: nn.Module, data: dict[str, Tensor]) -> tuple[Tensor, float]:
     """(summed squared error of all points, their number)"""
     asked = data["mask"] > 0
-    if not asked.any():
-        return data["x"].sum() * 0, 0.0
     return (net(data["x"][asked]) - data["y"][asked]).square().sum(), float(asked.sum())
 
 
@@ -187,7 +195,7 @@ def tree(folder: Path, train_file: Path) -> dict[str, Any]:
 
 
 def make(folder: Path, train_file: Path, *overrides: str) -> Config:
-    return recipe.build(recipe.override(tree(folder, train_file), overrides), "toy.yaml")  # type: ignore[return-value]
+    return reading.build(reading.override(tree(folder, train_file), overrides), "toy.yaml")  # type: ignore[return-value]
 
 
 # ------------------------------------------------------------------------------------------------ what a run left
@@ -237,6 +245,22 @@ def terminate() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ as a script
+
+
+def launch(root: Path, jobs: list[dict[str, Any]]) -> None:
+    """Train jobs one after the other in a process of its own, which starts those that `train.devices` asks for."""
+    (root / "jobs.json").write_text(json.dumps(jobs))
+    kept = {name: value for name, value in os.environ.items() if name not in ("LUTHIER_OUTPUT", "LOCAL_RANK", "RANK")}
+    path = os.pathsep.join([str(FILE.parents[3] / "src"), kept.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    done = subprocess.run(
+        [sys.executable, str(FILE), str(root / "jobs.json")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        cwd=root,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
 
 
 def _run(job: dict[str, Any], rank: int) -> None:

@@ -18,7 +18,7 @@ import transformers as hf
 from tokenizers.pre_tokenizers import ByteLevel
 
 from luthier.common.data.collect import collect
-from luthier.common.recipe import build
+from luthier.common.reading import build
 from luthier.modalities.asr.utterance import Utterance
 from luthier.modalities.asr.whisper.processing import WhisperProcessing
 

@@ -16,7 +16,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from luthier.common.data.collect import collect
 from luthier.common.data.processing import Batch
-from luthier.modalities.asr.losses import CHUNK, ctc, linear_cross_entropy
+from luthier.modalities.asr.losses import ctc
 from luthier.modalities.asr.whisper.model import encode
 
 FRAMES = 200  # of the 2 s that the tiny models hear
@@ -93,31 +93,6 @@ def test_label_smoothing_equals_torch(make_task, multilingual, collated, smoothi
         logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum", label_smoothing=smoothing
     )
     torch.testing.assert_close(task.loss(batch).sum, expected, rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("number", [0, 5, CHUNK, 2 * CHUNK + 3])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-def test_linear_cross_entropy_equals_torch(number, smoothing, factor):
-    """Value and both gradients, over no, one and several chunks, in float64."""
-    torch.manual_seed(0)
-    hidden = torch.randn(number, 6, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(11, (number,))
-    loss = factor * linear_cross_entropy(hidden, weight, labels, smoothing)
-    logits = hidden @ weight.T
-    expected = factor * functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
-    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-9)
-    ours, theirs = (torch.autograd.grad(value, (hidden, weight)) for value in (loss, expected))
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_a_frozen_output_layer_gets_no_gradient():
-    hidden, weight = torch.randn(3, 6, requires_grad=True), torch.randn(11, 6)
-    linear_cross_entropy(hidden, weight, torch.tensor([0, 1, 2])).backward()
-    assert weight.grad is None
-    assert hidden.grad is not None
 
 
 @pytest.mark.parametrize("real", [1, 37, 100, 150, 170, 184, 185, 199, 200])

@@ -1,0 +1,81 @@
+"""Two trainers on the same work in the same run: each in a process of its own, taking turns; medians are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SHARED = Path(__file__).resolve().parents[3] / "shared"
+PEERS = SHARED / "peers"
+WARMUP = 2
+
+
+def ours(recipe: str, overrides: Sequence[str], threads: int) -> dict[str, Any]:
+    """Train by a recipe once; speed and memory of the steps after the warm-up."""
+    import torch
+    from meter import Meter
+
+    from luthier.common import console, reading
+    from luthier.common.training import run
+
+    torch.set_num_threads(threads)
+    console.set_up()
+    meter = Meter()
+    with tempfile.TemporaryDirectory() as folder:
+        options = [*overrides, f"output={folder}/run", "evaluate.every=never", "data.workers=0", "data.validation=[]"]
+        run.train(reading.load(recipe, options), [meter])
+    return meter.report()
+
+
+def child(arguments: Sequence[str], threads: int) -> dict[str, Any]:
+    """Run a side in a process of its own; its last line of output is JSON."""
+    environment = {**os.environ, "PEERS_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def alternate(sides: dict[str, Sequence[str]], repeats: int, threads: int) -> dict[str, list[dict[str, Any]]]:
+    """Results of every side, by name; each run is printed as it comes.
+
+    Args:
+        sides: command line (after `python`) of each.
+        repeats: runs of each side.
+        threads: CPU threads of each.
+    """
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, arguments in sides.items():
+            results[name].append(child(arguments, threads))
+            print(name, json.dumps(results[name][-1]), flush=True)
+    return results
+
+
+def compared(ours: Sequence[dict[str, Any]], peer: Sequence[dict[str, Any]], speed: str) -> dict[str, Any]:
+    """Ratios of medians over the peer's (speed: above 1 is faster; memory: below 1 is less), and their spread.
+
+    Args:
+        speed: name of what is to be as large as possible in a second.
+    """
+
+    def median(runs: Sequence[dict[str, Any]], name: str) -> float:
+        return statistics.median(run[name] for run in runs)
+
+    base = median(peer, speed)
+    each = sorted(run[speed] / base for run in ours)
+    return {
+        "ratio": round(median(ours, speed) / base, 3),
+        "spread": [round(each[0], 3), round(each[-1], 3)],
+        "peak_memory_ratio": round(median(ours, "peak_rss_mb") / median(peer, "peak_rss_mb"), 3),
+        speed: round(median(ours, speed), 3),
+        f"peer_{speed}": round(base, 3),
+    }
