@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -197,6 +198,12 @@ def main(arguments: list[str] | None = None) -> Any:
         if "--debug" in (arguments or sys.argv):
             raise
         typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) or "--debug" in (arguments or sys.argv):
+            raise
+        typer.secho(f"error: {error.filename or 'the disk'}: {error.strerror}", fg="red", err=True)
+        typer.secho("  do:       free some space; the same command goes on from the last checkpoint", fg="red", err=True)
         sys.exit(2)
 
 

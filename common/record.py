@@ -92,7 +92,7 @@ def record(recipe: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]
 def write_text(file: Path, text: str) -> None:
     """Write a file so that a reader sees the old one or the new one, never a half."""
     temporary = file.with_name(f".{file.name}.new")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8", newline="")
     temporary.replace(file)
 
 

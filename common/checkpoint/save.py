@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from typing import Any
 import yaml
 from lightning.pytorch import Trainer
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, LuthierError
 from ..recipe import CheckpointSection
 from ..record import write_json
 from ..task import Task
@@ -125,11 +126,24 @@ def _told(target: Path, folder: Path) -> Iterator[None]:
     """A full disk and the like as an error that says what to do; what was written so far is removed."""
     try:
         yield
-    except OSError as error:
+    except LuthierError:
+        raise
+    except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise CheckpointError(
-            f"the checkpoint could not be written: {error.strerror or error}", where=target, do=FULL
-        ) from error
+        if (reason := _of_the_system(error)) is None:
+            raise
+        raise CheckpointError(f"the checkpoint could not be written: {reason}", where=target, do=FULL) from error
+
+
+def _of_the_system(error: BaseException | None) -> str | None:
+    """What the system said, if that is behind an error: libraries in Rust and C++ raise errors of their own for it."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return error.strerror or str(error)
+        if found := re.search(r"([^:]+) \(os error \d+\)", str(error)):
+            return found[1].strip()
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def in_background(work: Callable[[], None]) -> Future[None]:

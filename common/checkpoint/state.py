@@ -24,7 +24,8 @@ class TensorIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        torch.save(checkpoint, path)
+        with Path(path).open("wb") as stream:  # torch's own writer hides what the system said
+            torch.save(checkpoint, stream)
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from ..console import is_first_rank
+from ..record import write_text
 
 HEADER = ("step", "name", "value")
 
@@ -29,10 +31,11 @@ class CsvCurves(Logger):
         self.file = file
         if is_first_rank():
             rows = [row for row in read(file) if int(row["step"]) <= start] if start else []
-            with file.open("w", newline="", encoding="utf-8") as stream:
-                writer = csv.DictWriter(stream, HEADER)
-                writer.writeheader()
-                writer.writerows(rows)
+            text = io.StringIO(newline="")
+            writer = csv.DictWriter(text, HEADER)
+            writer.writeheader()
+            writer.writerows(rows)
+            write_text(file, text.getvalue())  # at once: a kill must not lose the curve so far
 
     @property
     def name(self) -> str:

@@ -21,6 +21,7 @@ from ..data.plan import Plan
 from ..data.processing import PlannedData, PlanSampler, loader
 from ..errors import CheckpointError
 from ..evaluation.run import Evaluation, beside, evaluate
+from ..inspect import glance
 from ..recipe import Recipe
 from ..seeding import seed_everything
 from ..task import Task
@@ -111,6 +112,10 @@ def _train(
         return Outcome(output.folder, best_metrics(output.folder))
 
     _write_start(output, started, sets)
+    batches = PlannedData(task.processing, _given(sets).examples, recipe.train.seed)
+    start = before["batches"] if before else 0
+    if is_first_rank():
+        glance(task.processing, batches[next(plan.batches(start))])
     validation = sets["validation"]
     evaluation = _evaluation(recipe, validation, sets["regression"]) if validation else None
     with ProgressLine(task.processing.unit) as line:
@@ -121,8 +126,7 @@ def _train(
         watching = Inside.of(recipe, after.position, output.folder, step)
         trainer = _trainer(recipe, output, plan, step, [*watching, after, *callbacks])
         sampler = PlanSampler(plan, trainer.global_rank // (recipe.train.tensor_parallel or 1))
-        sampler.start = before["batches"] if before else 0
-        batches = PlannedData(task.processing, _given(sets).examples, recipe.train.seed)
+        sampler.start = start
         checkpoint = output.checkpoint / "state" / FILE if output.checkpoint else None
         task.train_mode()
         trainer.fit(task, loader(batches, sampler, data.workers(recipe)), ckpt_path=checkpoint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +212,33 @@ def test_the_report_in_words_and_as_json(tmp_path: Path) -> None:
     assert plain["rows"] == plain["kept_rows"] + sum(plain["dropped"].values()) == 2
     assert (plain["examples"], plain["words"], plain["dropped"]) == (2, 3.0, {"noisy": 1})
     assert plain["named"]["noisy"][0].startswith("a.jsonl:2: ")
+
+
+class Short(Words):
+    """Keeps the first word of a text and counts the others; in training two examples of a source become one."""
+
+    def notes(self, example: str) -> Mapping[str, int]:
+        cut = len(example.split()) - 1
+        return {"texts cut": 1, "words cut": cut} if cut else {}
+
+    def arrange(self, examples: list[str], training: bool) -> list[str]:
+        pairs = zip(examples[::2], examples[1::2], strict=False)
+        return [f"{one} {other}" for one, other in pairs] if training else examples
+
+
+def test_what_is_changed_in_examples_is_counted_too(tmp_path: Path) -> None:
+    """Of the rows as they were checked, however they are arranged afterwards."""
+    files = [
+        source(tmp_path / "a.jsonl", texts("one two three", "!noisy", "four", "five|six seven", "eight")),
+        source(tmp_path / "b.jsonl", texts("nine ten", "eleven"), weight=2),
+    ]
+    data = DataSection(train=("unused",), max_bad=1)
+    report = collect(files, Short(), data, training=False).report
+    assert report.noted == {"texts cut": 3, "words cut": 4}
+    assert report.summary().endswith("; dropped 1 noisy; 3 texts cut, 4 words cut")
+    assert report.as_dict()["noted"] == {"texts cut": 3, "words cut": 4}
+    arranged = collect(files, Short(), data, training=True)
+    assert arranged.report.noted == report.noted
+    assert arranged.examples == ["one two three four", "five six seven", "nine ten eleven"]
+    assert arranged.weights == [1, 1, 2]
+    assert (arranged.report.rows, arranged.report.examples, arranged.report.cost) == (7, 3, 10)
