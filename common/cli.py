@@ -203,7 +203,7 @@ def main(arguments: list[str] | None = None) -> Any:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) or "--debug" in (arguments or sys.argv):
             raise
         typer.secho(f"error: {error.filename or 'the disk'}: {error.strerror}", fg="red", err=True)
-        typer.secho("  do:       free some space; the same command goes on from the last checkpoint", fg="red", err=True)
+        typer.secho("  do:       free some space; the same command goes on", fg="red", err=True)
         sys.exit(2)
 
 

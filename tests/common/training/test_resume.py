@@ -522,11 +522,11 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
     train(make("whole"))
     save = torch.save
 
-    def full(value: Any, path: Any) -> None:
-        if "step-00000009" in str(path):
-            Path(path).write_bytes(b"half of")
+    def full(value: Any, stream: Any) -> None:
+        if "step-00000009" in str(stream.name):
+            stream.write(b"half of")
             raise OSError(28, "No space left on device")
-        save(value, path)
+        save(value, stream)
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(CheckpointError, match="No space left on device") as caught:
