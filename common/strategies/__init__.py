@@ -43,7 +43,7 @@ def zero(recipe: Recipe) -> Strategy:
     return strategy(recipe, timeout(recipe))
 
 
-LATER = 60.0
+LATER = 15.0
 """Seconds by which the library's time-out comes after ours, which names the rank that is waited for."""
 
 

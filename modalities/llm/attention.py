@@ -1,0 +1,204 @@
+"""Attention over documents that stand one after the other in a row: each attends to itself, and nothing is padded.
+
+The model is given where the documents begin in place of a mask: transformers hands a tensor of four dimensions to every
+layer as it is. On a GPU torch's variable-length kernel runs all documents at once; elsewhere one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...common.errors import ModelError
+
+NAME = "luthier_documents"
+"""Name of this attention in transformers' registry (`attn_implementation`)."""
+
+_watchers: list[list[int | None]] = []
+
+
+def register() -> None:
+    """Make the attention known to transformers."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])  # outside training
+
+
+def as_mask(bounds: Tensor, longest: int) -> Tensor:
+    """What a model takes for a mask, [1, 1, `longest`, S + 1]: bounds [S + 1] of documents, of which the longest has so
+    many tokens. The size tells every layer what would else have to be read from the device; it takes no memory."""
+    return bounds.view(1, 1, 1, -1).expand(1, 1, longest, -1)
+
+
+@contextmanager
+def watched() -> Iterator[list[int | None]]:
+    """The sliding windows of the layers that attend to documents meanwhile, in order; None: a layer without one."""
+    windows: list[int | None] = []
+    _watchers.append(windows)
+    try:
+        yield windows
+    finally:
+        _watchers.remove(windows)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a layer, by transformers' interface.
+
+    Args:
+        module: the layer.
+        query: [1, H, N, D].
+        key: [1, K, N, D]; H is a multiple of K.
+        value: [1, K, N, D].
+        attention_mask: bounds of the documents (see `as_mask`). Any other mask, and none, as transformers gives them to
+            its SDPA: then the shapes are [B, H, T, D].
+        scaling: of the scores; None: 1 / sqrt(D).
+        dropout: probability for attention weights.
+        sliding_window: earlier tokens that a token sees, itself included; None: all of its document.
+        softcap: c in c tanh(score / c) (Gemma 2); None: not capped.
+
+    Returns:
+        ([1, N, H, D], None)
+
+    Raises:
+        ModelError: a layer that asks for more, such as attention sinks.
+    """
+    for name in ("s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise ModelError("a layer's attention is not known here", where="model.path", given=name)
+    if attention_mask is None or attention_mask.dtype != torch.int32:
+        return _masked(module, query, key, value, attention_mask, scaling, dropout, softcap, **kwargs)
+    for windows in _watchers:
+        windows.append(sliding_window)
+    bounds, longest = attention_mask[0, 0, 0], attention_mask.shape[2]
+    if torch.is_autocast_enabled(query.device.type):  # norms of queries and keys give float32
+        lower = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(lower), key.to(lower), value.to(lower)
+    if _has_kernel(query, value) and not softcap and not dropout:
+        return _kernel(query, key, value, bounds, longest, scaling, sliding_window)[None], None
+    key, value = _for_all_heads(query, key, value)
+    sizes = bounds.diff().tolist()
+    queries, keys, values = (tensor.split(sizes, dim=2) for tensor in (query, key, value))
+    parts = [
+        _one(q, k, v, scaling, dropout, sliding_window, softcap).transpose(1, 2)
+        for q, k, v in zip(queries, keys, values, strict=True)
+    ]
+    return torch.cat(parts, dim=1), None
+
+
+def _one(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    dropout: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Causal attention within one document, [1, H, T, D]."""
+    length = query.shape[2]
+    seen = None
+    if softcap is not None or (sliding_window is not None and length > sliding_window):
+        seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        seen = seen if sliding_window is None else seen.triu(1 - sliding_window)
+    if softcap is None:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=seen is None, scale=scaling
+        )
+    return _capped(query, key, value, seen, scaling, dropout, softcap)
+
+
+def _capped(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, scaling: float | None, dropout: float, cap: float
+) -> Tensor:
+    """Attention with capped scores, [B, H, T, D]; `seen` is a mask of booleans, or is added to the scores."""
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    scores = cap * torch.tanh(query @ key.transpose(2, 3) * scale / cap)
+    if seen is not None:  # not minus infinity: a padded place may see nothing at all, and would become NaN
+        least = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~seen, least) if seen.dtype == torch.bool else scores + seen
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+    return functional.dropout(weights, dropout) @ value
+
+
+def _masked(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    dropout: float,
+    softcap: float | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention with an ordinary mask, such as generation needs it."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if softcap is None:
+        return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
+    length, known = query.shape[2], key.shape[2]
+    if mask is None and length > 1:
+        mask = torch.ones(length, known, dtype=torch.bool, device=query.device).tril()
+    key, value = _for_all_heads(query, key, value)
+    return _capped(query, key, value, mask, scaling, dropout, softcap).transpose(1, 2).contiguous(), None
+
+
+def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values once for each head of the queries."""
+    groups = query.shape[1] // key.shape[1]
+    if groups == 1:
+        return key, value
+    return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+
+
+def _has_kernel(query: Tensor, value: Tensor) -> bool:
+    """Whether torch's variable-length kernel can do it: 16 bits, heads of one size up to 256, Ampere or newer."""
+    width = query.shape[3]
+    if not query.is_cuda or query.dtype not in (torch.float16, torch.bfloat16) or not width == value.shape[3] <= 256:
+        return False
+    return torch.cuda.get_device_capability(query.device) >= (8, 0) and _is_known()
+
+
+@cache
+def _is_known() -> bool:
+    return find_spec("torch.nn.attention.varlen") is not None  # not in older releases
+
+
+def _kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    longest: int,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    """[N, H, D] by torch's variable-length kernel."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)
+    bounds = bounds.contiguous()
+    q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+    found = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=window, enable_gqa=True)
+    assert isinstance(found, Tensor)  # a tuple only where more is asked for
+    return found

@@ -1,0 +1,1 @@
+"""Continued pretraining of language models on texts."""

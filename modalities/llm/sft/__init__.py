@@ -1,0 +1,1 @@
+"""Supervised fine-tuning of language models on conversations and prompts."""

@@ -1,0 +1,79 @@
+"""Supervised fine-tuning beside TRL's SFTTrainer, on the same conversations in the same run.
+
+    python tests/benchmarks/sft.py [--steps 8] [--repeats 3] [--settings default fp32 bf16]
+
+Needs TRL (`pip install trl`) and `../shared` (the peer's script) beside the clone. Both sides train the same model on
+the same rows; TRL pads them, we join them. `default` is TRL as it comes (bf16 autocast, activation checkpointing)
+beside ours as it comes (fp32, none), `fp32` both in fp32 without checkpointing, `bf16` both in bf16 without. With
+`--packing`, TRL packs rows of 1,024 tokens, 8 to a batch, and ours packs batches of 8,192. Nothing else should run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from sides import PEERS, WARMUP, alternate, compared, ours
+
+BATCH, LENGTH = 8, 1024
+SETTINGS = {
+    "default": ([], []),
+    "fp32": (["--fp32", "--no-checkpointing"], []),
+    "bf16": (["--no-checkpointing"], ["train.precision=bf16-mixed"]),
+}
+"""Of each comparison: the peer's options, and our overrides."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=8, help="timed optimizer steps of each run")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--packing", action="store_true")
+    parser.add_argument("--settings", nargs="+", default=["default", "fp32"], choices=SETTINGS)
+    parser.add_argument("--ours", nargs=2, metavar=("SETTING", "WORKLOADS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.ours:
+        setting, workloads = options.ours
+        print(json.dumps(_ours(Path(workloads), SETTINGS[setting][1], options)))
+        return
+    table = {}
+    with tempfile.TemporaryDirectory() as folder:
+        made = [sys.executable, str(PEERS / "workloads.py"), folder, "--only", "chat", "llm", "tokenizer"]
+        subprocess.run(made, check=True, capture_output=True)
+        rows = Path(folder, "chat.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        Path(folder, "first.jsonl").write_text("".join(rows[: BATCH * (options.steps + WARMUP)]), encoding="utf-8")
+        common = ["--steps", str(options.steps), *(["--packing"] if options.packing else [])]
+        for setting in options.settings:
+            mine = [__file__, *common, "--threads", str(options.threads), "--ours", setting, folder]
+            peer = [str(PEERS / "trl_sft.py"), *common, "--workloads", folder, *SETTINGS[setting][0]]
+            results = alternate({"peer": peer, "ours": mine}, options.repeats, options.threads)
+            for runs in results.values():
+                for run in runs:
+                    trained = run.get("counts", run)["trained_tokens"]
+                    run["trained_tokens_per_second"] = trained / run["seconds"]
+            name = f"sft{'_packing' if options.packing else ''}_{setting}"
+            table[name] = compared(results["ours"], results["peer"], "trained_tokens_per_second")
+    print(json.dumps(table, indent=1))
+
+
+def _ours(workloads: Path, overrides: list[str], options: argparse.Namespace) -> dict[str, object]:
+    rows = "chat.jsonl" if options.packing else "first.jsonl"
+    batch = ["data.batch.packing=true", f"data.batch.tokens={BATCH * LENGTH}"] if options.packing else []
+    return ours(
+        "llm/sft",
+        [
+            f"model.path={workloads / 'llm'}", f"data.train={workloads / rows}", f"data.max_length={LENGTH}",
+            f"data.batch.examples={BATCH}", "train.epochs=null", f"train.steps={options.steps + WARMUP}",
+            "optim.learning_rate=2e-5", *batch, *overrides,
+        ],
+        options.threads,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
