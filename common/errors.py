@@ -68,3 +68,14 @@ class ExportError(LuthierError):
 def missing_extra(package: str, extra: str) -> LuthierError:
     """The error for an optional library that is not installed: it names the extra that brings it."""
     return LuthierError(f"the package {package!r} is not installed", do=f"pip install 'luthier[{extra}]'")
+
+
+def unreadable_model(path: str, error: Exception, family: str) -> ModelError:
+    """The error for a model that its library can't load; `family` says what `path` should hold."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ModelError(
+        f"the model can't be loaded: {first}",
+        where="model.path",
+        given=path,
+        expected=f"a directory (or hub name) of {family} in transformers' format",
+    )

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ...common.adapters import adapted
-from ...common.errors import ModelError
+from ...common.errors import ModelError, unreadable_model
 from ...common.losses import TokenLoss, chunk_rows, linear_cross_entropy, token_loss
 from . import attention
 from .config import LanguageModel, LanguageRecipe
 
 log = logging.getLogger(__name__)
+
+FAMILY = "a causal language model"
 
 
 def load_tokenizer(section: LanguageModel, weights: Path | None, template: str | None = None) -> Any:
@@ -54,7 +56,7 @@ def _tokenizer(section: LanguageModel, path: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=section.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable_model(path, error, FAMILY) from error
 
 
 def load_model(recipe: LanguageRecipe, tokenizer: Any, weights: Path | None) -> tuple[nn.Module, Any]:
@@ -80,7 +82,7 @@ def load_model(recipe: LanguageRecipe, tokenizer: Any, weights: Path | None) -> 
             path, attn_implementation=attention.NAME, trust_remote_code=section.trust_remote_code, **options
         )
     except (OSError, ValueError, KeyError) as error:  # KeyError: a family that picks its attention by name
-        raise _unreadable(path, error) from error
+        raise unreadable_model(path, error, FAMILY) from error
     is_base = weights is None or section.lora is not None
     new = _add_tokens(causal, tokenizer, section) if is_base else []
     model: nn.Module = causal
@@ -241,13 +243,3 @@ class Head:
             right.append(logits.argmax(dim=1) == wanted)
         empty = hidden.new_zeros(0, dtype=torch.float32)
         return torch.cat(losses or [empty]), torch.cat(right or [empty.bool()])
-
-
-def _unreadable(path: str, error: Exception) -> ModelError:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return ModelError(
-        f"the model can't be loaded: {first}",
-        where="model.path",
-        given=path,
-        expected="a directory (or hub name) of a causal language model in transformers' format",
-    )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ....common.adapters import adapted
-from ....common.errors import ModelError
+from ....common.errors import unreadable_model
 from .config import Config
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 FRAMES_PER_POSITION = 2
 """Mel frames for each encoder position (the stride of the second convolution)."""
 
+FAMILY = "a Whisper model"
+
 
 def load_processor(path: str) -> WhisperProcessor:
     """Tokenizer and feature extractor of a Whisper directory."""
@@ -25,12 +27,12 @@ def load_processor(path: str) -> WhisperProcessor:
 
     first = Path(path).parts[0] if Path(path).parts else ""
     if not Path(path).is_dir() and (Path(path).is_absolute() or len(Path(path).parts) != 2 or Path(first).exists()):
-        raise _unreadable(path, FileNotFoundError("no such directory"))  # not the form of a hub name
+        raise unreadable_model(path, FileNotFoundError("no such directory"), FAMILY)  # not the form of a hub name
     try:
         extractor = WhisperFeatureExtractor.from_pretrained(path)
         tokenizer = WhisperTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable_model(path, error, FAMILY) from error
     return WhisperProcessor(extractor, tokenizer)
 
 
@@ -65,7 +67,7 @@ def load_model(recipe: Config, weights: Path | None) -> tuple[nn.Module, Whisper
     try:
         whisper = WhisperForConditionalGeneration.from_pretrained(path, dtype=dtype)
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable_model(path, error, FAMILY) from error
     whisper.generation_config = load_generation_config(path)
     model: nn.Module = whisper
     if section.lora is not None:  # PEFT's sequence-to-sequence type calls the model with input_ids: no task type
@@ -138,13 +140,3 @@ def decode(whisper: WhisperForConditionalGeneration, ids: Tensor, encoded: Tenso
         out = decoder(input_ids=ids, encoder_hidden_states=encoded, use_cache=False)
     hidden: Tensor = out.last_hidden_state
     return hidden
-
-
-def _unreadable(path: str, error: Exception) -> ModelError:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return ModelError(
-        f"the model can't be loaded: {first}",
-        where="model.path",
-        given=path,
-        expected="a directory (or hub name) of a Whisper model in transformers' format",
-    )
