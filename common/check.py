@@ -112,7 +112,7 @@ def _best(recipe: Recipe, kind: type[Task]) -> tuple[None, str]:
 def _counted(recipe: Recipe, processing: Any, name: str) -> tuple[Collected | None, str]:
     collected = data.gather(recipe, processing, name)
     assert collected is not None
-    lines = [collected.report.summary()]
+    lines = [f"{collected.part}{collected.report.summary()}"]
     lines += [f"  {named[0]}" for named in collected.report.named.values()]
     return collected, "\n".join(lines)
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from . import kinds
+
 app = typer.Typer(
     name="luthier",
     help="Tune models of every modality on one training core.",
@@ -186,6 +188,10 @@ def _set_up(debug: bool) -> None:
     from .console import set_up
 
     set_up(debug)
+
+
+for verbs in kinds.verbs():
+    verbs.register(app)
 
 
 def main(arguments: list[str] | None = None) -> Any:

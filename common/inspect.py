@@ -20,7 +20,7 @@ def inspect(recipe: Recipe, batches: int = 1) -> None:
     processing = kinds.task(recipe.task.kind).make_processing(recipe)
     train = data.gather(recipe, processing, "train")
     assert train is not None
-    console.print(f"train: {train.report.summary()}", highlight=False)
+    console.print(f"train: {train.part}{train.report.summary()}", highlight=False)
     for lines in train.report.named.values():
         console.print("\n".join(lines), highlight=False, markup=False)
     plan = data.plan(recipe, train, processing, 1, recipe.train.accumulate)

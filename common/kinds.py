@@ -2,14 +2,15 @@
 
 Such a folder holds `config.py` with the class `Config` (light to import) and `task.py` with the class `Task`.
 Outside packages join through the entry-point group `luthier.tasks`: name = kind, value = the module of such a folder.
+A modality that has verbs of its own holds `verbs.py` (light to import) with the function `register(app)`.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from .errors import missing_extra
@@ -24,6 +25,8 @@ PACKAGE = __package__.rpartition(".")[0]
 @cache
 def modules() -> dict[str, str]:
     """Every known kind and the name of its module."""
+    from importlib.metadata import entry_points
+
     root = Path(__file__).parent.parent / "modalities"
     folders = [file.parent for file in sorted(root.glob("*/*/config.py"))]
     kinds = [f"{folder.parent.name}.{folder.name}" for folder in folders]
@@ -33,6 +36,12 @@ def modules() -> dict[str, str]:
 
 def names() -> list[str]:
     return sorted(modules())
+
+
+def verbs() -> list[ModuleType]:
+    """The modules of the modalities' own verbs."""
+    files = sorted((Path(__file__).parent.parent / "modalities").glob("*/verbs.py"))
+    return [import_module(f"{PACKAGE}.modalities.{file.parent.name}.verbs") for file in files]
 
 
 def config(kind: str) -> type[Recipe]:

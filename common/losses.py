@@ -90,6 +90,74 @@ def token_loss(logits: Tensor, labels: Tensor, kind: TokenLoss, log_total: Tenso
     return losses.sum()
 
 
+def linear_log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, kind: TokenLoss = TokenLoss()) -> Tensor:
+    """Log-probability of each label under the logits `hidden @ weight.T`, which are never in memory all at once.
+
+    Where the output layer is frozen, the gradient of each is kept as a row of D from the forward pass; where it is
+    trained, logits are computed once more in the backward pass, as what they are to be weighed by is known only then.
+
+    Args:
+        hidden: [N, D] last hidden states.
+        weight: [V, D] output layer.
+        labels: [N] token ids.
+        kind: scale and cap of the logits; the rest is not used.
+
+    Returns:
+        [N] in nats, in float32 at least.
+    """
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        lower = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(lower), weight.to(lower)
+    with torch.autocast(device, enabled=False):
+        found: Tensor = _LinearLogProbs.apply(hidden, weight, labels, TokenLoss(scale=kind.scale, softcap=kind.softcap))
+    return found
+
+
+def log_probs(logits: Tensor, labels: Tensor) -> Tensor:
+    """[N] log-probabilities of labels [N] under logits [N, V] that are in memory."""
+    return logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(dim=1)
+
+
+class _LinearLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, kind: TokenLoss) -> Tensor:
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        found = torch.empty(len(hidden), device=hidden.device, dtype=torch.promote_types(hidden.dtype, torch.float32))
+        by_hidden = torch.empty_like(hidden) if needs_hidden and not needs_weight else None
+        rows = chunk_rows(weight)
+        for at in range(0, len(hidden), rows):
+            part, wanted = hidden[at : at + rows], labels[at : at + rows]
+            logits = logits_of(part, weight, kind)
+            log_total = logits.logsumexp(dim=1)
+            found[at : at + rows] = logits.gather(1, wanted[:, None])[:, 0] - log_total
+            if by_hidden is not None:
+                by_logits = _gradient(logits, wanted, kind, log_total[:, None]).to(hidden.dtype)
+                torch.mm(by_logits, weight, out=by_hidden[at : at + rows])
+        ctx.by_hidden, ctx.kind = by_hidden, kind
+        ctx.save_for_backward(*((hidden, weight, labels) if needs_weight else ()))
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        factors = -outputs[0][:, None]  # what is kept and computed here are gradients of cross-entropies
+        if ctx.by_hidden is not None:
+            return ctx.by_hidden * factors.to(ctx.by_hidden.dtype), None, None, None
+        hidden, weight, labels = ctx.saved_tensors
+        by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        by_weight = torch.zeros_like(weight)
+        rows = chunk_rows(weight)
+        for at in range(0, len(hidden), rows):
+            part, wanted = hidden[at : at + rows], labels[at : at + rows]
+            logits = logits_of(part, weight, ctx.kind)
+            found = _gradient(logits, wanted, ctx.kind, logits.logsumexp(dim=1)[:, None])
+            by_logits = found.mul_(factors[at : at + rows]).to(hidden.dtype)
+            if by_hidden is not None:
+                torch.mm(by_logits, weight, out=by_hidden[at : at + rows])
+            by_weight.addmm_(by_logits.T, part)
+        return by_hidden, by_weight, None, None
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, kind: TokenLoss) -> Tensor:

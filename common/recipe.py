@@ -73,7 +73,8 @@ class Source(Section):
     split: str | None = None
     """Split of a hub data set, such as `train`."""
     weight: float = Field(1.0, gt=0)
-    """Share of the rows in an epoch: 1 is each row once, 0.5 another half each epoch, 2 each row twice."""
+    """Share of the rows in an epoch: 1 is each row once, 0.5 another half each epoch, 2 each row twice. In a
+    stream (`data.streaming`), rows read of this source for each row of one with the weight 1."""
     name: str | None = None
     """Name in reports and in the slice `source`; default: the file's name."""
 
@@ -82,13 +83,13 @@ class Source(Section):
         return self.name or Path(self.path).stem
 
 
-def _sources(value: Any) -> Any:
+def listed_sources(value: Any) -> Any:
     """`A.jsonl`, `{path: A.jsonl, weight: 2}` or a list of either."""
     items = value if isinstance(value, list | tuple) else [value]
     return tuple({"path": item} if isinstance(item, str | Path) else item for item in items)
 
 
-Sources = Annotated[tuple[Source, ...], BeforeValidator(_sources)]
+Sources = Annotated[tuple[Source, ...], BeforeValidator(listed_sources)]
 
 
 class BatchSection(Section):
@@ -126,6 +127,11 @@ class DataSection(Section):
     """Bounds of one batch on one device."""
     workers: int | None = Field(None, ge=0)
     """Processes that prepare batches; default: none with up to 2 cores, else half of the cores, 8 at most."""
+    streaming: bool = False
+    """Read `train` as it goes, for data too large for memory: rows of all sources mixed by weight, each source over and
+    over, for `train.steps`. The other sets are read whole."""
+    buffer: int = Field(10_000, ge=1)
+    """With `streaming`: examples that are read, shuffled and planned together; two such windows are in memory."""
 
     @model_validator(mode="after")
     def _beside_a_validation(self) -> Self:
@@ -313,6 +319,14 @@ class Recipe(Section):
     """Where curves go."""
     output: str = Field(min_length=1)
     """Folder of the run; made if absent, never overwritten."""
+
+    @model_validator(mode="after")
+    def _stream_has_no_end(self) -> Self:
+        if self.data.streaming and self.train.steps is None:
+            raise ValueError("data.streaming has no epochs; give train.steps")
+        if self.data.streaming and self.data.validation and self.evaluate.every == "epoch":
+            raise ValueError("data.streaming has no epochs; give evaluate.every as a number of steps, or never")
+        return self
 
     def dump(self) -> str:
         """The resolved recipe as YAML; reading it again gives an equal recipe."""

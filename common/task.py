@@ -140,6 +140,15 @@ class Task(LightningModule, ABC):
     def save_pretrained(self, directory: Path) -> None:
         """Write the model in the format of its own ecosystem, complete for inference."""
 
+    def measure(self) -> dict[str, float]:
+        """Further metrics, which need none of the recipe's data: benchmarks of the field. Called at each evaluation in
+        evaluation mode, by all ranks, which have to find the same."""
+        return {}
+
+    def look_ahead(self, examples: Sequence[Any], folder: Path) -> None:
+        """Called once before a training, on all ranks, with the checked examples of all its sets and the folder of the
+        run: for what can be computed once instead of in each step."""
+
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
         """A few predictions in a form for reading."""
         return []

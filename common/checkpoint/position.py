@@ -24,6 +24,7 @@ class Position:
         in_a_row: of these, the last ones without a good step between them.
         bad: examples that could not be encoded so far.
         seconds: time spent training, over all sittings.
+        stream: where the window of the next batch begins (see `stream.StreamPlan.place`); None without a stream.
     """
 
     step: int = 0
@@ -37,6 +38,7 @@ class Position:
     in_a_row: int = 0
     bad: int = 0
     seconds: float = 0.0
+    stream: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

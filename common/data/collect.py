@@ -47,6 +47,16 @@ class Report:
         if len(named) < SHOWN:
             named.append(str(error))
 
+    def followed_by(self, other: Report) -> Report:
+        """The report of both together."""
+        both = Report(self.unit)
+        for name in ("rows", "kept_rows", "examples", "cost"):
+            setattr(both, name, getattr(self, name) + getattr(other, name))
+        both.dropped, both.noted = self.dropped + other.dropped, self.noted + other.noted
+        for reason in {**self.named, **other.named}:
+            both.named[reason] = [*self.named.get(reason, []), *other.named.get(reason, [])][:SHOWN]
+        return both
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "rows": self.rows,
@@ -70,11 +80,12 @@ class Report:
 
 @dataclass
 class Collected:
-    """Examples of one or more sources, ready to be planned."""
+    """Examples of one or more sources, ready to be planned; `part` says which, if they are not all."""
 
     examples: list[Any]
     weights: list[float]
     report: Report
+    part: str = ""
 
 
 def collect(
@@ -103,17 +114,8 @@ def collect(
     report = found.report
     for source in sources:
         usable: list[Any] = []
-        for outcome in _examined(processing, processing.read(source), training):
-            report.rows += 1
-            if isinstance(outcome, BadExample):
-                if data.on_bad == "raise":
-                    raise outcome
-                report.drop(outcome)
-            else:
-                report.kept_rows += 1
-                usable += outcome
-                for example in outcome:
-                    report.noted.update(processing.notes(example))
+        for outcome in examined(processing, processing.read(source), training):
+            usable += counted(outcome, report, processing, data)
             if progress:
                 progress(report.rows)
         arranged = processing.arrange(usable, training)
@@ -121,11 +123,28 @@ def collect(
         found.weights += [source.weight] * len(arranged)
         report.cost += sum(processing.cost(example) for example in arranged)
     report.examples = len(found.examples)
-    _bounded(report, data.max_bad, where)
+    bounded(report, data.max_bad, where)
     return found
 
 
-def _bounded(report: Report, max_bad: float, where: str) -> None:
+def counted(
+    outcome: list[Any] | BadExample, report: Report, processing: Processing[Any], data: DataSection
+) -> list[Any]:
+    """The examples of a row, which is now in the report. Raises the BadExample itself with `on_bad: raise`."""
+    report.rows += 1
+    if isinstance(outcome, BadExample):
+        if data.on_bad == "raise":
+            raise outcome
+        report.drop(outcome)
+        return []
+    report.kept_rows += 1
+    for example in outcome:
+        report.noted.update(processing.notes(example))
+    return outcome
+
+
+def bounded(report: Report, max_bad: float, where: str) -> None:
+    """Raise DataError if too many rows were dropped, or none gave an example."""
     dropped = sum(report.dropped.values())
     lines = [f"    {line}" for reason in report.named for line in report.named[reason][:2]]
     if dropped and dropped > max_bad * report.rows:
@@ -140,7 +159,7 @@ def _bounded(report: Report, max_bad: float, where: str) -> None:
         raise DataError("no usable example", where=where, given=report.summary())
 
 
-def _examined(
+def examined(
     processing: Processing[Any], items: Iterable[Any | BadExample], training: bool
 ) -> Iterator[list[Any] | BadExample]:
     """Checks in threads (reading files waits on the disk and decoding leaves Python), in the order of the rows."""

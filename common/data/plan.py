@@ -97,6 +97,7 @@ class Plan:
         epochs: passes over the data, or None if `steps` is given.
         steps: optimizer steps.
         weights: [N] share of each example in an epoch (1 = once); default: all 1.
+        groups: [N] numbers; examples of different groups never share a batch. Default: one group.
 
     Raises:
         DataError: no examples; one example alone exceeds the budget.
@@ -113,9 +114,11 @@ class Plan:
         epochs: float | None = None,
         steps: int | None = None,
         weights: Sequence[float] | None = None,
+        groups: Sequence[int] | None = None,
     ):
         self.costs = np.asarray(costs, dtype=np.float64)
         self.weights = np.ones(len(self.costs)) if weights is None else np.asarray(weights, dtype=np.float64)
+        self.groups = np.zeros(len(self.costs), dtype=int) if groups is None else np.asarray(groups)
         self.bounds, self.seed, self.ranks, self.per_step = bounds, seed, ranks, per_step
         if len(self.costs) == 0:
             raise DataError("no examples to plan")
@@ -214,10 +217,20 @@ class Plan:
         """The batches of one epoch, in order."""
         generator = np.random.default_rng([self.seed, epoch])
         order = self._chosen(epoch, generator)
-        if self.bounds.packed:
-            rows = cut(order, self.costs, self.bounds)
-            return [rows[i] for i in generator.permutation(len(rows))]
-        if self.bounds.bucket_batches == 0 or self.bounds.joined:
+        parts = [order[self.groups[order] == group] for group in np.unique(self.groups[order])]
+        batches = [batch for part in parts for batch in self._cut(part, generator)]
+        if len(parts) == 1 and not self._is_sorted:
+            return batches  # in the order that was drawn already
+        return [batches[i] for i in generator.permutation(len(batches))]
+
+    @property
+    def _is_sorted(self) -> bool:
+        """Whether batches come in an order of their costs, that has to be shuffled again."""
+        return self.bounds.packed or not (self.bounds.bucket_batches == 0 or self.bounds.joined)
+
+    def _cut(self, order: np.ndarray, generator: np.random.Generator) -> list[tuple[int, ...]]:
+        """The batches of one group."""
+        if self.bounds.packed or not self._is_sorted:
             return cut(order, self.costs, self.bounds)
         noisy = self.costs * (1 + JITTER * generator.uniform(-1, 1, len(self.costs)))
         chunk = self.bounds.bucket_batches * self.bounds.examples
@@ -225,7 +238,7 @@ class Plan:
         for at in range(0, len(order), chunk):
             part = order[at : at + chunk]
             batches += cut(part[np.argsort(noisy[part], kind="stable")], self.costs, self.bounds)
-        return [batches[i] for i in generator.permutation(len(batches))]
+        return batches
 
     def _chosen(self, epoch: int, generator: np.random.Generator) -> np.ndarray:
         """The examples of an epoch, shuffled: whole copies by weight, and a rotating share for its fraction."""

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..errors import BadExample
 from ..recipe import Source
-from .plan import Plan, Planned
+from .plan import Planned
+from .rows import Cursor
 
 Example = TypeVar("Example")
 
@@ -53,6 +54,11 @@ class Processing(ABC, Generic[Example]):
     def read(self, source: Source) -> Iterator[Example | BadExample]:
         """All examples of a source, unchecked; each row of the source gives at least one item."""
 
+    def stream(self, source: Source, cursor: Cursor) -> Iterator[Example | BadExample]:
+        """`read`, from the cursor on, which follows what is read; to be overridden where sources allow it. Here all is
+        read from the begin, and the cursor stays there."""
+        return self.read(source)
+
     @abstractmethod
     def examine(self, example: Example, training: bool) -> list[Example]:
         """The check: the example ready for use, or its pieces. Raises BadExample with the reason.
@@ -72,6 +78,10 @@ class Processing(ABC, Generic[Example]):
     @abstractmethod
     def cost(self, example: Example) -> float:
         """Size of the example in `unit`."""
+
+    def group(self, example: Example) -> int:
+        """Examples of different groups never share a batch."""
+        return 0
 
     def name(self, example: Example) -> str:
         """Where the example comes from, `file:row`, so that the user can look at it."""
@@ -131,6 +141,13 @@ def _move(data: Any, device: torch.device) -> Any:
     return data
 
 
+@dataclass(frozen=True, slots=True)
+class Carried(Planned):
+    """A batch to be made that carries its examples with it, as a data worker has not seen what was read meanwhile."""
+
+    examples: tuple[Any, ...] = ()
+
+
 class PlannedData(Dataset[Batch]):
     """Makes the batches of a plan; an item is a whole batch.
 
@@ -141,7 +158,7 @@ class PlannedData(Dataset[Batch]):
 
     Args:
         processing: makes model input.
-        examples: the checked examples.
+        examples: the checked examples; of batches that carry theirs, only those that may be stand-ins.
         seed: of augmentation; None: no augmentation and no stand-in (evaluation).
     """
 
@@ -149,19 +166,30 @@ class PlannedData(Dataset[Batch]):
         self.processing, self.examples, self.seed = processing, examples, seed
 
     def __getitem__(self, planned: Planned) -> Batch:
-        encoded, kept, bad = [], [], []
-        for index in planned.indices:
+        encoded, kept, costs, bad = [], [], [], []
+        for index, example in zip(planned.indices, self.examples_of(planned), strict=True):
             try:
-                encoded.append(self.processing.encode(self.examples[index], self._generator(0, planned.epoch, index)))
-                kept.append(index)
+                encoded.append(self.processing.encode(example, self._generator(0, planned.epoch, index)))
             except BadExample as error:
                 bad.append(error)
-        costs = [self.processing.cost(self.examples[index]) for index in kept]
+            else:
+                kept.append(index)
+                costs.append(self.processing.cost(example))
         if not encoded and self.seed is not None:
             encoded = self._stand_in()
         data = self.processing.collate(encoded, self._generator(1, planned.epoch, planned.number)) if encoded else None
         padded = sum(costs) if self.processing.joined else max(costs, default=0) * len(costs)
         return Batch(planned.number, planned.epoch, tuple(kept), data, sum(costs), padded, tuple(bad))
+
+    def examples_of(self, planned: Planned) -> Sequence[Any]:
+        """The examples of a batch."""
+        if isinstance(planned, Carried):
+            return planned.examples
+        return [self.examples[index] for index in planned.indices]
+
+    def names(self, planned: Planned) -> list[str]:
+        """Where the examples of a batch come from, `file:row`."""
+        return [self.processing.name(example) for example in self.examples_of(planned)]
 
     def _stand_in(self) -> list[Any]:
         """The first example that can be encoded."""
@@ -174,10 +202,27 @@ class PlannedData(Dataset[Batch]):
         return None if self.seed is None else np.random.default_rng([self.seed, *key])
 
 
+class Schedule(Protocol):
+    """What a training needs to know of its batches: a `Plan`, or a `StreamPlan` where they are not known ahead."""
+
+    ranks: int
+    per_step: int
+    total: int
+
+    @property
+    def steps(self) -> int: ...
+
+    def epoch_ends(self) -> list[int]: ...
+
+    def fraction(self, number: int) -> float: ...
+
+    def batches(self, start: int = 0, rank: int = 0) -> Iterator[Planned]: ...
+
+
 class PlanSampler(Sampler[Planned]):
     """Yields one rank's batches of a plan, from where the run stands."""
 
-    def __init__(self, plan: Plan, rank: int = 0):
+    def __init__(self, plan: Schedule, rank: int = 0):
         self.plan, self.rank, self.start = plan, rank, 0
 
     def __iter__(self) -> Iterator[Planned]:

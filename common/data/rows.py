@@ -23,3 +23,15 @@ class Row:
     where: str
     base: Path
     source: str
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where a reader stands in a source, so that another one can begin there.
+
+    Args:
+        place: begin of the row that follows the one given last, in the reader's own terms, as plain values (numbers,
+            texts, lists, mappings); None: the begin of the source, or a format in which a reader can't begin elsewhere.
+    """
+
+    place: Any = None

@@ -7,7 +7,6 @@ Nothing in a source is executed.
 
 from __future__ import annotations
 
-import csv
 import difflib
 import glob
 import hashlib
@@ -16,17 +15,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadExample, DataError
-from .rows import Row
-
-Item = Row | BadExample
-_Record = tuple[str, list[str] | BadExample]  # where a row of a CSV or TSV begins, and its cells
+from ..errors import DataError
+from .rows import Cursor, Row
+from .text_files import Item, cells, json_file, json_lines
 
 _BATCH = 1000
-_NOT_UTF8 = re.compile(r"[\udc80-\udcff]")  # what `surrogateescape` makes of bytes that are not UTF-8
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _KALDI = ("wav.scp", "text", "segments", "utt2spk")
 
@@ -52,7 +49,7 @@ class Media:
         return bytes(value["bytes"] if isinstance(value, dict) else value)
 
 
-def rows(path: str, *, split: str | None = None, source: str = "") -> Iterator[Item]:
+def rows(path: str, *, split: str | None = None, source: str = "", cursor: Cursor | None = None) -> Iterator[Item]:
     """All rows of a source in its own order; a row that can't be read is a BadExample (`unreadable_row`) in its place.
 
     Every line that is not blank and every record of a table gives exactly one item, so counts add up. `where` is
@@ -67,21 +64,25 @@ def rows(path: str, *, split: str | None = None, source: str = "") -> Iterator[I
         path: a file, a folder, or the name of a data set on the hub.
         split: split of a folder or a hub data set; may be left out if there is only one.
         source: name of the data set in the recipe.
+        cursor: where to begin; it then follows the rows given, but in JSON arrays, CSV and TSV files. With it, what
+            `datasets` reads is read as it goes, without a copy in its cache; there media are `{bytes, path}`.
 
     Raises:
         DataError: at once for a source, format or split that is not there; while reading for a table that is
             broken as a whole, and for a source without any row.
     """
     place = Path(path)
+    at = cursor or Cursor()
+    is_begun = at.place is not None
     if place.is_file():
-        items = _file_rows(place, split, source)
+        items = _file_rows(place, split, source, at)
     elif place.is_dir():
-        items = _folder_rows(place, split, source)
+        items = _folder_rows(place, split, source, at, cursor is not None)
     elif _may_be_hub_name(path):
-        items = _dataset_rows(_load(path, split), path, Path(), source)
+        items = _loaded_rows(path, split, path, Path(), source, at, cursor is not None)
     else:
         raise _missing(path)
-    return _not_empty(items, path)
+    return items if is_begun else _not_empty(items, path)
 
 
 def fingerprint(path: str) -> str:
@@ -143,135 +144,48 @@ def _not_empty(items: Iterator[Item], path: str) -> Iterator[Item]:
         raise DataError("the source holds no rows", where=path, expected="one row or more", do="check how it was made")
 
 
-def _file_rows(path: Path, split: str | None, source: str) -> Iterator[Item]:
+def _file_rows(path: Path, split: str | None, source: str, cursor: Cursor) -> Iterator[Item]:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         known, do = ", ".join(_READERS), "convert the file, or correct its extension"
         raise DataError("not a readable format", where=path, given=path.suffix or "no extension", expected=known, do=do)
     if split is not None:
         raise DataError("a file has no splits", where=path, given=f"split {split!r}", do="leave `split` out")
-    return reader(path, source)
+    return reader(path, source, cursor)
 
 
-def _unreadable(where: str, problem: str, given: object, expected: str) -> BadExample:
-    shown = repr(given)  # also shows bytes that are not UTF-8 so that any terminal can print them
-    shown = shown if len(shown) <= 120 else shown[:117] + "..."
-    return BadExample("unreadable_row", problem, where=where, given=shown, expected=expected, do="correct the row")
-
-
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """(where, line) for each line that is not blank; bytes that are not UTF-8 become lone surrogates."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip(" \r\n"):
-                yield f"{path.name}:{number}", line.rstrip("\r\n")
-
-
-def _json_lines(path: Path, source: str) -> Iterator[Item]:
-    for where, line in _lines(path):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            yield _unreadable(where, f"the line is not valid JSON: {error}", line, "one JSON object")
-            continue
-        if _NOT_UTF8.search(line):
-            yield _unreadable(where, "the line is not UTF-8", line, "text in UTF-8")
-        else:
-            yield _object(value, where, path, source)
-
-
-def _json(path: Path, source: str) -> Iterator[Item]:
-    """An array of objects, or one object per line."""
-    _, first = next(_lines(path), ("", ""))
-    if not first.lstrip().startswith("["):
-        return _json_lines(path, source)
-    try:
-        array = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"not valid JSON: {error}", where=path, expected="an array of objects", do="correct it"
-        ) from error
-    return (_object(item, f"{path.name}#{index}", path, source) for index, item in enumerate(array))
-
-
-def _object(value: Any, where: str, path: Path, source: str) -> Item:
-    if isinstance(value, dict):
-        return Row(value, where, path.parent, source)
-    return _unreadable(where, "the row is not an object", value, 'an object, as in {"text": "..."}')
-
-
-def _csv(path: Path) -> Iterator[_Record]:
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file, strict=True)  # strict: an open quote is an error, not one row with all that follows
-        while True:
-            first = reader.line_num + 1
-            where = f"{path.name}:{first}"
-            try:
-                cells = next(reader, None)
-            except csv.Error as error:
-                given = f"lines {first} to {reader.line_num}"
-                yield where, _unreadable(where, f"not valid CSV: {error}", given, "quotes closed, inner quotes doubled")
-                continue
-            if cells is None:
-                return
-            if len(cells) > 1 or "".join(cells).strip():
-                yield where, cells
-
-
-def _tsv(path: Path) -> Iterator[_Record]:
-    for where, line in _lines(path):
-        try:
-            yield where, next(csv.reader([line], delimiter="\t", strict=True))
-        except csv.Error:
-            yield where, line.split("\t")
-
-
-def _cells(path: Path, source: str) -> Iterator[Item]:
-    records = _tsv(path) if path.suffix.lower() == ".tsv" else _csv(path)
-    where, header = next(records, ("", []))
-    names = [name.strip() for name in header] if isinstance(header, list) else ["", ""]
-    if len(set(names)) < len(names) or _NOT_UTF8.search("".join(names)):
-        expected = "distinct column names in UTF-8, such as audio,text"
-        raise DataError("not a header", where=where, given=repr(header), expected=expected, do="correct the first line")
-    for where, cells in records:
-        if isinstance(cells, BadExample):
-            yield cells
-        elif len(cells) != len(names):
-            yield _unreadable(where, f"the row has {len(cells)} values", cells, f"{len(names)}, one for each column")
-        elif _NOT_UTF8.search("".join(cells)):
-            yield _unreadable(where, "the row is not UTF-8", cells, "text in UTF-8")
-        else:
-            yield Row(dict(zip(names, cells, strict=True)), where, path.parent, source)
-
-
-def _table(path: Path, source: str) -> Iterator[Item]:
+def _table(path: Path, source: str, cursor: Cursor) -> Iterator[Item]:
     import pyarrow as pa  # type: ignore[import-untyped]
 
     try:
-        schema, batches = _open_table(path)
+        schema, batches, first = _open_table(path, cursor.place or 0)
     except (pa.ArrowException, OSError) as error:
         raise _broken(path, error) from error
     if not _media_columns(schema):
-        return _table_rows(batches, path.name, path.parent, source, {})
+        return _table_rows(batches, first, path.name, path.parent, source, cursor)
     kind = "parquet" if path.suffix.lower() == ".parquet" else "arrow"
-    return _dataset_rows(_load(kind, "train", data_files=glob.escape(str(path))), path.name, path.parent, source)
+    dataset = _load(kind, "train", data_files=glob.escape(str(path)))
+    return _dataset_rows(dataset, path.name, path.parent, source, cursor)
 
 
-def _open_table(path: Path) -> tuple[Any, Iterable[Any]]:
-    """Schema and record batches."""
+def _open_table(path: Path, begin: int) -> tuple[Any, Iterable[Any], int]:
+    """Schema, record batches, and the number of their first row, which is `begin` or before."""
     import pyarrow as pa
     from pyarrow import parquet
 
     if path.suffix.lower() == ".parquet":
         file = parquet.ParquetFile(path)
-        return file.schema_arrow, file.iter_batches(_BATCH)
+        group = first = 0
+        while group < file.num_row_groups - 1 and first + (size := file.metadata.row_group(group).num_rows) <= begin:
+            group, first = group + 1, first + size
+        return file.schema_arrow, file.iter_batches(_BATCH, range(group, file.num_row_groups)), first
     data = pa.memory_map(str(path))
     try:
         stream = pa.ipc.open_stream(data)
-        return stream.schema, stream
+        return stream.schema, stream, 0
     except pa.ArrowInvalid:  # the other of the two layouts
         table = pa.ipc.open_file(data)
-        return table.schema, (table.get_batch(index) for index in range(table.num_record_batches))
+        return table.schema, (table.get_batch(index) for index in range(table.num_record_batches)), 0
 
 
 def _broken(where: object, error: Exception) -> DataError:
@@ -281,19 +195,28 @@ def _broken(where: object, error: Exception) -> DataError:
 
 
 def _table_rows(
-    tables: Iterable[Any], label: str, base: Path, source: str, stores: Mapping[str, Any]
+    tables: Iterable[Any],
+    first: int,
+    label: str,
+    base: Path,
+    source: str,
+    cursor: Cursor,
+    stores: Mapping[str, Any] | None = None,
 ) -> Iterator[Item]:
+    """The rows from the cursor on; `first` is the number of the tables' first row, `stores` has the media columns."""
     import pyarrow as pa
 
-    index = 0
+    index, begin = first, cursor.place or 0
     try:
         for table in tables:
-            for begin in range(0, table.num_rows, _BATCH):  # an Arrow file may be one huge batch
-                part = table.slice(begin, _BATCH)
-                columns = {name: _values(part.column(name), name, stores, index) for name in part.schema.names}
+            for at in range(0, table.num_rows, _BATCH):  # an Arrow file may be one huge batch
+                part = table.slice(at, _BATCH)
+                done = min(max(begin - index, 0), part.num_rows)
+                part, index = part.slice(done), index + done
+                columns = {name: _values(part.column(name), name, stores or {}, index) for name in part.schema.names}
                 for values in zip(*columns.values(), strict=True):
-                    yield Row(dict(zip(columns, values, strict=True)), f"{label}#{index}", base, source)
-                    index += 1
+                    cursor.place = index = index + 1
+                    yield Row(dict(zip(columns, values, strict=True)), f"{label}#{index - 1}", base, source)
     except (pa.ArrowException, OSError) as error:
         raise _broken(f"{label}#{index}", error) from error
 
@@ -324,20 +247,54 @@ def _values(column: Any, name: str, stores: Mapping[str, Any], first: int) -> li
     return [Media(stores[name], index, name, path) if is_held else path for index, (is_held, path) in marks]
 
 
-def _dataset_rows(dataset: Any, label: str, base: Path, source: str) -> Iterator[Item]:
+def _dataset_rows(dataset: Any, label: str, base: Path, source: str, cursor: Cursor) -> Iterator[Item]:
     view = dataset.with_format("arrow")  # in this format nothing is decoded
     stores = {name: view.select_columns([name]) for name in _media_columns(view.features.arrow_schema)}
-    return _table_rows(view.iter(batch_size=_BATCH), label, base, source, stores)
+    begin = cursor.place or 0
+    tables = view.select(range(begin, len(view))).iter(_BATCH) if begin < len(view) else ()
+    return _table_rows(tables, begin, label, base, source, cursor, stores)
 
 
-def _folder_rows(folder: Path, split: str | None, source: str) -> Iterator[Item]:
+def _loaded_rows(
+    name: str, split: str | None, label: str, base: Path, source: str, cursor: Cursor, streamed: bool
+) -> Iterator[Item]:
+    """What `datasets` reads: from a copy in its cache, or as it goes."""
+    dataset = _load(name, split, **({"streaming": True} if streamed else {}))
+    if hasattr(dataset, "load_state_dict"):
+        return _streamed_rows(dataset, label, base, source, cursor)
+    return _dataset_rows(dataset, label, base, source, cursor)
+
+
+def _streamed_rows(dataset: Any, label: str, base: Path, source: str, cursor: Cursor) -> Iterator[Item]:
+    """Rows of a `datasets.IterableDataset`. A place is a state of it as JSON, rows since then, rows in all."""
+    state, since, index = cursor.place or ("", 0, 0)
+    if dataset.features:
+        dataset = dataset.decode(False)
+    if state:
+        dataset.load_state_dict(json.loads(state))
+    found = islice(dataset, since, None)
+    while True:
+        try:
+            fields = next(found, None)
+            since, index = since + 1, index + 1
+            if since == _BATCH:
+                state, since = json.dumps(dataset.state_dict()), 0
+        except Exception as error:  # which ones `datasets` raises depends on the format and on where it reads
+            raise _broken(f"{label}#{index}", error) from error
+        if fields is None:
+            return
+        cursor.place = [state, since, index]
+        yield Row(fields, f"{label}#{index - 1}", base, source)
+
+
+def _folder_rows(folder: Path, split: str | None, source: str, cursor: Cursor, streamed: bool) -> Iterator[Item]:
     found = _metadata(folder / split) if split else _metadata(folder)
     if found is not None:
-        return _file_rows(found, None, source)
+        return _file_rows(found, None, source, cursor)
     inner = {item.name: file for item in sorted(folder.iterdir()) if item.is_dir() and (file := _metadata(item))}
     if inner and split is None:
-        return _file_rows(_choose(inner, split, str(folder)), None, source)
-    return _dataset_rows(_load(str(folder), split), folder.resolve().name, folder, source)
+        return _file_rows(_choose(inner, split, str(folder)), None, source, cursor)
+    return _loaded_rows(str(folder), split, folder.resolve().name, folder, source, cursor, streamed)
 
 
 def _metadata(folder: Path) -> Path | None:
@@ -373,12 +330,12 @@ def _fetch(name: str, split: str | None, **options: Any) -> Any:
         raise (_broken(name, error) if is_here else _missing(name, f"not here and not on the hub: {error}")) from error
 
 
-_READERS: dict[str, Callable[[Path, str], Iterator[Item]]] = {
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
-    ".json": _json,
-    ".csv": _cells,
-    ".tsv": _cells,
+_READERS: dict[str, Callable[[Path, str, Cursor], Iterator[Item]]] = {
+    ".jsonl": json_lines,
+    ".ndjson": json_lines,
+    ".json": json_file,
+    ".csv": cells,
+    ".tsv": cells,
     ".parquet": _table,
     ".arrow": _table,
 }

@@ -60,6 +60,7 @@ def evaluate(
     *,
     limit: int | None = None,
     workers: int = 0,
+    benchmarks: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Evaluate a task; the modes of its modules are afterwards as they were before.
@@ -70,6 +71,7 @@ def evaluate(
         recipe: evaluation settings and precision.
         limit: most examples; None: all.
         workers: data processes.
+        benchmarks: whether the metrics of `Task.measure` are wanted too.
         progress: called with (batches done, batches).
 
     Returns:
@@ -80,13 +82,14 @@ def evaluate(
     try:
         with torch.no_grad(), task.gathered(), autocast(recipe.train.precision, task.device):
             records, loss = _predict(task, collected, recipe, limit, workers, progress)
+            further = task.measure() if benchmarks else {}
     finally:
         for module, mode in modes.items():
             module.training = mode
     metrics = task.score(records)
     if loss.count:
         metrics["loss"] = float(loss.sum) / loss.count
-    return Evaluation(metrics, task.samples(records, recipe.evaluate.samples))
+    return Evaluation({**metrics, **further}, task.samples(records, recipe.evaluate.samples))
 
 
 def _predict(
@@ -99,8 +102,11 @@ def _predict(
 ) -> tuple[list[Any], LossSum]:
     costs = np.asarray([task.processing.cost(example) for example in collected.examples])
     chosen = np.asarray(spread(len(costs), limit))
-    order = chosen[np.argsort(costs[chosen], kind="stable")]
-    plan = [Planned(i, 0, batch) for i, batch in enumerate(cut(order, costs, Bounds(recipe.evaluate.batch)))]
+    groups = np.asarray([task.processing.group(example) for example in collected.examples])
+    order = chosen[np.lexsort((costs[chosen], groups[chosen]))]
+    parts = [order[groups[order] == group] for group in np.unique(groups[order])]
+    batches = [batch for part in parts for batch in cut(part, costs, Bounds(recipe.evaluate.batch))]
+    plan = [Planned(i, 0, batch) for i, batch in enumerate(batches)]
     rank, ranks = task.data_rank
     data = PlannedData(task.processing, collected.examples, None)
     mine = plan[rank::ranks]
@@ -121,10 +127,10 @@ def _predict(
             progress(done, len(mine))
     if ranks > 1:
         world = torch.distributed.get_world_size()
-        parts: list[Any] = [None] * world
-        torch.distributed.all_gather_object(parts, (found, total, count))
-        parts = parts[:: world // ranks]  # ranks that share layers had the same batches
-        found = [pair for part in parts for pair in part[0]]
-        total, count = sum(part[1] for part in parts), sum(part[2] for part in parts)
+        told: list[Any] = [None] * world
+        torch.distributed.all_gather_object(told, (found, total, count))
+        told = told[:: world // ranks]  # ranks that share layers had the same batches
+        found = [pair for part in told for pair in part[0]]
+        total, count = sum(part[1] for part in told), sum(part[2] for part in told)
     found.sort(key=lambda pair: pair[0])
     return [record for _, record in found], LossSum(torch.tensor(total), count)

@@ -15,8 +15,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ..checkpoint.position import Position
 from ..checkpoint.save import Saver
-from ..data.plan import Plan
+from ..data.processing import Schedule
+from ..data.stream import StreamPlan
 from ..errors import CheckpointError, DataError, RecipeError
+from ..evaluation.kept import keep
 from ..evaluation.run import Evaluation
 from ..recipe import Recipe
 from ..record import write_json, write_text
@@ -44,7 +46,7 @@ class AfterStep(Callback):
     def __init__(
         self,
         recipe: Recipe,
-        plan: Plan,
+        plan: Schedule,
         saver: Saver,
         evaluation: Callable[[Task], Evaluation] | None,
         output: Path,
@@ -197,8 +199,7 @@ class AfterStep(Callback):
         kept.append(json.dumps({**where, **found.metrics}, ensure_ascii=False))
         write_text(file, "\n".join(kept) + "\n")
         if found.samples:
-            (self.output / "samples").mkdir(exist_ok=True)
-            write_json(self.output / "samples" / f"step-{where['step']:08d}.json", found.samples)
+            keep(found.samples, self.output / "samples", f"step-{where['step']:08d}")
 
     def _save_due(self) -> bool:
         every, step = self.recipe.checkpoint.every, self.position.step
@@ -208,9 +209,19 @@ class AfterStep(Callback):
 
     def _save(self, trainer: Trainer, task: Task) -> None:
         metrics = self.metrics if self.position.evaluated == self.position.step else None
+        if isinstance(self.plan, StreamPlan):
+            self.position.stream = self.plan.place(self.position.batches)
+            if trainer.is_global_zero:
+                self._report_read(self.plan)
         mark(f"saving step {self.position.step}")
         self.saver.save(trainer, task, self.position, metrics)
         self._clock = time.monotonic()
+
+    def _report_read(self, plan: StreamPlan) -> None:
+        """Bring the data report up to what has been read of the stream."""
+        file = self.output / "data.json"
+        known = json.loads(file.read_text(encoding="utf-8"))
+        write_json(file, {**known, "train": plan.report(self.position.batches).as_dict()})
 
 
 def deciding_metric(recipe: Recipe, task: type[Task]) -> tuple[str, str]:

@@ -17,8 +17,8 @@ from ..checkpoint.save import Saver
 from ..checkpoint.state import FILE, TensorIO
 from ..console import console, duration, is_first_rank, progress, quiet_lightning
 from ..data.collect import Collected
-from ..data.plan import Plan
-from ..data.processing import PlannedData, PlanSampler, loader
+from ..data.processing import PlannedData, PlanSampler, Schedule, loader
+from ..data.stream import Streamed, StreamPlan
 from ..errors import CheckpointError
 from ..evaluation.run import Evaluation, beside, evaluate
 from ..inspect import glance
@@ -69,11 +69,12 @@ def train(recipe: Recipe, callbacks: Sequence[Callback] = ()) -> Outcome:
     early = Trainer(**_machine(recipe), logger=False, enable_checkpointing=False)
     join(early, recipe.train.timeout)
     ranks = early.world_size // (recipe.train.tensor_parallel or 1)
-    plan = data.plan(recipe, _given(sets), processing, ranks, ranks * recipe.train.accumulate)
+    plan = data.schedule(recipe, _given(sets), processing, ranks, ranks * recipe.train.accumulate)
     with opened(recipe) as output:  # only now, when nothing in the recipe can be wrong any more, is anything written
         before = output.position()
-        if before and before["per_step"] != plan.per_step:
-            plan = data.plan(recipe, _given(sets), processing, ranks, _shareable(before["per_step"], ranks))
+        if before and (before["per_step"] != plan.per_step or recipe.data.streaming):
+            per_step = _shareable(before["per_step"], ranks, plan.per_step)
+            plan = data.schedule(recipe, _given(sets), processing, ranks, per_step, before.get("stream"))
         with Watch(output, early.global_rank, early.world_size, recipe.train.timeout) as watch:
             return _train(settled(recipe, output.folder), task, plan, output, sets, [*callbacks, watch])
 
@@ -95,7 +96,7 @@ def set_threads(recipe: Recipe) -> None:
 def _train(
     recipe: Recipe,
     task: Task,
-    plan: Plan,
+    plan: Schedule,
     output: Output,
     sets: dict[str, Collected | None],
     callbacks: Sequence[Callback],
@@ -112,7 +113,11 @@ def _train(
         return Outcome(output.folder, best_metrics(output.folder))
 
     _write_start(output, started, sets)
-    batches = PlannedData(task.processing, _given(sets).examples, recipe.train.seed)
+    task.look_ahead([example for one in sets.values() if one for example in one.examples], output.folder)
+    train_set = _given(sets)
+    if isinstance(train_set, Streamed):
+        train_set.forget()
+    batches = PlannedData(task.processing, train_set.examples, recipe.train.seed)
     start = before["batches"] if before else 0
     if is_first_rank():
         glance(task.processing, batches[next(plan.batches(start))])
@@ -120,8 +125,7 @@ def _train(
     evaluation = _evaluation(recipe, validation, sets["regression"]) if validation else None
     with ProgressLine(task.processing.unit) as line:
         step = before["step"] if before else 0
-        examples, name = _given(sets).examples, task.processing.name
-        wrong = WrongSteps(output.folder, plan, lambda index: name(examples[index]), step)
+        wrong = WrongSteps(output.folder, plan, batches.names, step)
         after = AfterStep(recipe, plan, saver, evaluation, output.folder, wrong, line)
         watching = Inside.of(recipe, after.position, output.folder, step)
         trainer = _trainer(recipe, output, plan, step, [*watching, after, *callbacks])
@@ -140,13 +144,13 @@ def _train(
     return Outcome(output.folder, best_metrics(output.folder), after.stopped_by)
 
 
-def _finished(recipe: Recipe, plan: Plan, before: dict[str, Any]) -> bool:
+def _finished(recipe: Recipe, plan: Schedule, before: dict[str, Any]) -> bool:
     """Whether a run has nothing left to do: all steps are done, or it stopped for want of progress."""
     patience = recipe.evaluate.patience
     return bool(before["step"] >= plan.steps or (patience is not None and before["stale"] >= patience))
 
 
-def _shareable(per_step: int, ranks: int) -> int:
+def _shareable(per_step: int, ranks: int, asked: int) -> int:
     """Batches of an optimizer step as the run had them, if these devices can share them equally."""
     if per_step % ranks:
         raise CheckpointError(
@@ -155,7 +159,8 @@ def _shareable(per_step: int, ranks: int) -> int:
             given=f"{ranks} devices",
             expected=f"a divisor of {per_step}, as the run had",
         )
-    log.warning("train.accumulate is now %d, so that the batches stay as they were", per_step // ranks)
+    if per_step != asked:
+        log.warning("train.accumulate is now %d, so that the batches stay as they were", per_step // ranks)
     return per_step
 
 
@@ -172,7 +177,7 @@ def _machine(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _trainer(recipe: Recipe, output: Output, plan: Plan, step: int, callbacks: list[Callback]) -> Trainer:
+def _trainer(recipe: Recipe, output: Output, plan: Schedule, step: int, callbacks: list[Callback]) -> Trainer:
     return Trainer(
         **_machine(recipe),
         max_epochs=1,  # the plan holds all epochs
@@ -188,21 +193,22 @@ def _trainer(recipe: Recipe, output: Output, plan: Plan, step: int, callbacks: l
 
 
 def _evaluation(recipe: Recipe, validation: Collected, regression: Collected | None) -> Callable[[Task], Evaluation]:
-    def one(task: Task, collected: Collected) -> Evaluation:
+    def one(task: Task, collected: Collected, benchmarks: bool = True) -> Evaluation:
         with progress("evaluating", "batches") as show:
 
             def moved(done: int, total: int) -> None:
                 beat()
                 show(done, total)
 
+            limit, workers = recipe.evaluate.limit, data.workers(recipe)
             return evaluate(
-                task, collected, recipe, limit=recipe.evaluate.limit, workers=data.workers(recipe), progress=moved
+                task, collected, recipe, limit=limit, workers=workers, benchmarks=benchmarks, progress=moved
             )
 
     def run(task: Task) -> Evaluation:
         mark("evaluating")
         found = one(task, validation)
-        return found if regression is None else beside(found, "regression", one(task, regression))
+        return found if regression is None else beside(found, "regression", one(task, regression, benchmarks=False))
 
     return run
 
@@ -212,7 +218,7 @@ def _announce(task: Task, sets: dict[str, Collected | None], steps: int, output:
         return
     for name, collected in sets.items():
         if collected is not None:
-            console.print(f"{name}: {collected.report.summary()}", highlight=False)
+            console.print(f"{name}: {collected.part}{collected.report.summary()}", highlight=False)
     trained = sum(parameter.numel() for parameter in task.parameters() if parameter.requires_grad)
     whole = sum(parameter.numel() for parameter in task.parameters())
     console.print(
@@ -238,6 +244,8 @@ def _finish(after: AfterStep, output: Output) -> None:
         f"finished {position.step} steps in {duration(position.seconds)} of training; skipped {position.skipped} steps",
         highlight=False,
     )
+    if isinstance(after.plan, StreamPlan):
+        console.print(f"train: {after.plan.report(position.batches).summary()}", highlight=False)
     if position.bad:
         log.warning("%d examples could not be read during training and were left out", position.bad)
     console.print(f"best model: {output.checkpoints / 'best' / 'model'}", highlight=False)

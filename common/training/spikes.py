@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.position import Position
 from ..console import is_first_rank
-from ..data.plan import Plan, Planned
+from ..data.plan import Planned
+from ..data.processing import Schedule
 from ..errors import LuthierError
 from ..record import write_text
 
@@ -74,13 +75,13 @@ class WrongSteps:
     Args:
         folder: of the run.
         plan: the batches of the whole training.
-        name: where the example with this index comes from, `file:row`.
+        names: where the examples of a batch come from, `file:row`.
         start: optimizer steps done when the run begins; lines of later steps, left by a run that was killed after its
             last checkpoint, are removed.
     """
 
-    def __init__(self, folder: Path, plan: Plan, name: Callable[[int], str], start: int):
-        self.file, self.plan, self.name = folder / FILE, plan, name
+    def __init__(self, folder: Path, plan: Schedule, names: Callable[[Planned], Sequence[str]], start: int):
+        self.file, self.plan, self.names = folder / FILE, plan, names
         if is_first_rank() and self.file.exists():
             kept = [line for line in read(self.file) if line["step"] <= start]
             write_text(self.file, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in kept))
@@ -97,7 +98,7 @@ class WrongSteps:
             "loss": _number(result.loss),
             "gradient_norm": _number(result.norm),
             "batches": [batch.number for batch in batches],
-            "examples": [self.name(index) for batch in batches for index in batch.indices],
+            "examples": [name for batch in batches for name in self.names(batch)],
         }
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line, ensure_ascii=False) + "\n")

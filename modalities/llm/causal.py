@@ -16,6 +16,7 @@ from ...common import task
 from ...common.data.processing import Batch
 from ...common.losses import TokenLoss
 from ...common.task import LossSum, Predicted
+from . import harness
 from .model import Head, decode, load_model
 from .probe import probe
 from .tokens import IGNORED
@@ -53,14 +54,24 @@ class CausalTask(task.Task):
         self._ends = self.processing.terminators()  # type: ignore[attr-defined]  # now: what it refuses, it refuses early
         self.model, causal = load_model(recipe, tokenizer, weights)
         self._causal = [causal]  # in a list, so that its parameters are not registered twice
-        section = recipe.task.loss
-        self._head = Head(causal, TokenLoss(section.label_smoothing, section.z_weight, section.dynamic))
+        self._head = Head(causal, self.token_loss(recipe))
         probe(causal, self._head, recipe.data.max_length)
         self._balance = getattr(sys.modules[type(causal).__module__], "load_balancing_loss_func", None)
         weight = getattr(causal.config.get_text_config(), "router_aux_loss_coef", None)
         self._router_weight = float(weight or 0.0) if self._balance else 0.0
         if self._router_weight:
             self.log_names = ("router",)
+
+    @classmethod
+    def metrics_of(cls, recipe: Any) -> dict[str, str]:
+        """Loss and accuracy, and what the benchmarks give."""
+        return {**CausalTask.metrics, **harness.names(recipe.evaluate.harness)}
+
+    @staticmethod
+    def token_loss(recipe: Any) -> TokenLoss:
+        """The loss of a token."""
+        section = recipe.task.loss
+        return TokenLoss(section.label_smoothing, section.z_weight, section.dynamic)
 
     @property
     def causal(self) -> Any:
@@ -131,6 +142,13 @@ class CausalTask(task.Task):
     def means(self, records: Sequence[Any]) -> dict[str, Any]:
         """The metrics of some examples together."""
         return _means(records)
+
+    def measure(self) -> dict[str, float]:
+        section, train = self.recipe.evaluate.harness, self.recipe.train
+        if section is None:
+            return {}
+        tokenizer = self.processing.tokenizer  # type: ignore[attr-defined]
+        return harness.measure(self.causal, tokenizer, section, self.recipe.evaluate.batch, train.precision, train.seed)
 
     # ------------------------------------------------------------------ saving
 

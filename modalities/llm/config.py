@@ -20,6 +20,11 @@ from ...common.recipe import (
 )
 
 
+def _task_file(value: str) -> str:
+    """A file becomes absolute, so that the saved recipe works from any folder; a name stays."""
+    return absolute_if_local(value) if value.endswith((".yaml", ".yml")) else value
+
+
 class LanguageModel(ModelSection):
     quantization: Literal["none", "nf4"] = "none"
     """Keep the frozen base in 4 bits (QLoRA, arXiv:2305.14314); needs `lora` and a CUDA device."""
@@ -102,9 +107,25 @@ class LanguageTask(TaskSection):
     """Uniform noise on the embeddings in training, of alpha / sqrt(tokens x width) at most (arXiv:2310.05914)."""
 
 
+class HarnessSection(Section):
+    """Benchmarks of the field, by lm-evaluation-harness (`pip install "luthier[harness]"`); each gives metrics
+    `harness/<task>/<metric>`."""
+
+    tasks: tuple[Annotated[str, AfterValidator(_task_file)], ...] = Field(min_length=1)
+    """Names of tasks and groups of the harness, such as `hellaswag`, or YAML files of your own tasks."""
+    limit: int | None = Field(None, ge=1)
+    """Most examples of a task; default: all."""
+    num_fewshot: int | None = Field(None, ge=0)
+    """Examples shown to the model before each question; default: as the task has it."""
+    chat_template: bool = False
+    """Ask through the chat template of the model."""
+
+
 class LanguageEvaluate(EvaluateSection):
     slices: tuple[str, ...] = ("source",)
     """Fields by which metrics are also given: `source`, or any field of the rows."""
+    harness: HarnessSection | None = None
+    """Benchmarks that are run along with `validation`; absent: none."""
 
 
 SCORES = ("exact_match", "contains", "regex", "numeric", "math_verify", "json")

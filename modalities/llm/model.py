@@ -11,10 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ...common import attention
 from ...common.adapters import adapted
 from ...common.errors import ModelError, unreadable_model
-from ...common.losses import TokenLoss, chunk_rows, linear_cross_entropy, token_loss
-from . import attention
+from ...common.losses import (
+    TokenLoss,
+    chunk_rows,
+    linear_cross_entropy,
+    linear_log_probs,
+    log_probs,
+    token_loss,
+)
 from .config import LanguageModel, LanguageRecipe
 
 log = logging.getLogger(__name__)
@@ -170,15 +177,16 @@ def decode(causal: Any, data: dict[str, Any], embedded: Tensor | None = None, **
 
     Args:
         causal: the transformers model.
-        data: of `batch.join`.
+        data: of `batch.join` or `batch.join_groups`.
         embedded: [1, N, D] embeddings of the tokens, if they are not the model's own.
         more: further arguments of the decoder.
     """
     if embedded is None:
         embedded = causal.get_input_embeddings()(data["input_ids"][None])
+    keys = attention.Keys(data["key_bounds"], data["key_places"]) if "key_places" in data else None
     return causal.get_decoder()(
         inputs_embeds=embedded,
-        attention_mask=attention.as_mask(data["bounds"], data["longest"]),
+        attention_mask=attention.as_mask(data["bounds"], data["longest"], keys),
         position_ids=data["position_ids"][None],
         use_cache=False,
         **more,
@@ -225,6 +233,18 @@ class Head:
 
     def _chunk(self, hidden: Tensor, labels: Tensor) -> Tensor:
         return token_loss(self.logits(hidden), labels, self.kind)
+
+    def log_probs(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """[N] log-probabilities, in nats, of the tokens [N] that should follow hidden states [N, D]."""
+        weight = self.weight()
+        if weight is not None:
+            return linear_log_probs(hidden, weight, labels, self.kind)
+        rows = chunk_rows(self.module.weight)
+        parts = [(hidden[at : at + rows], labels[at : at + rows]) for at in range(0, max(1, len(hidden)), rows)]
+        return torch.cat([checkpoint(self._log_probs, *part, use_reentrant=False) for part in parts])
+
+    def _log_probs(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        return log_probs(self.logits(hidden), labels)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 logits of hidden states [N, D]."""

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...common import attention
 from ...common.errors import ModelError
 from ...common.losses import logits_of
-from . import attention
-from .batch import join
+from .batch import Group, join, join_groups
 from .model import Head, decode
 from .tokens import Document
 
@@ -60,6 +60,27 @@ def probe(causal: Any, head: Head, max_length: int) -> None:
             raise _refusal(causal, "its logits are made in a way that is not known")
         if bool((difference > bound).any()):
             raise _refusal(causal, "a document changes the one after it")
+
+
+@torch.no_grad()
+def probe_shared(causal: Any, head: Head) -> None:
+    """Compare what the model gives for documents that share their begin with what it gives for each alone.
+
+    Raises:
+        ModelError: it is not the same.
+    """
+    vocabulary, device = causal.get_input_embeddings().weight.shape[0], causal.device
+    ids = torch.arange(9).flip(0).int().numpy() % vocabulary
+    parts = [Document(part, part >= 0) for part in (ids[:6], ids[[0, 1, 2, 6, 7, 8, 6]])]
+    found, expected = [], []
+    together, apart = [Group.of(parts)], [Group.of([part]) for part in parts]
+    for made, kept in ((join_groups(together), found), (join_groups(apart), expected)):
+        data = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in made.items()}
+        hidden = decode(causal, data).last_hidden_state[0]
+        kept.append(head.logits(hidden[data["places"]]))
+    bound = float(expected[0].abs().max()) * (1e-3 if causal.dtype == torch.float32 else 0.2)
+    if bool(((found[0] - expected[0]).abs() > bound).any()):
+        raise _refusal(causal, "documents that share a prompt are not as each alone")
 
 
 def _check_layers(causal: Any) -> None:

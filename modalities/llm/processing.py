@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...common.data.processing import Processing, Shown
+from ...common.data.rows import Cursor
 from ...common.errors import BadExample
 from ...common.recipe import Source
 from . import shapes
@@ -75,6 +76,9 @@ class TokenProcessing(Processing[Encoded]):
     def read(self, source: Source) -> Iterator[Any]:
         return shapes.items(source.path, source.split, source.label, self.recipe.data.shape)
 
+    def stream(self, source: Source, cursor: Cursor) -> Iterator[Any]:
+        return shapes.items(source.path, source.split, source.label, self.recipe.data.shape, cursor)
+
     def examine(self, example: Any, training: bool) -> list[Encoded]:
         tokens, cut = self.tokens_of(example)
         if len(tokens) < 2 or not tokens.trained[1:].any():
@@ -118,10 +122,10 @@ class TokenProcessing(Processing[Encoded]):
         documents = int(((data["bounds"] >= begin) & (data["bounds"] < end)).sum())
         if documents > 1:
             facts["documents"] = str(documents)
-        return Shown(data["where"][row], facts, list(zip(_pieces(self.tokenizer, ids), carries, strict=True)))
+        return Shown(data["where"][row], facts, list(zip(pieces(self.tokenizer, ids), carries, strict=True)))
 
 
-def _pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """The text of each token after the one before it: alone, some tokenizers would leave out a space."""
     alone = [tokenizer.decode([number]) for number in ids]
     pairs = [tokenizer.decode(list(pair)) for pair in pairwise(ids)]

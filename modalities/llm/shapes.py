@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...common.data.rows import Row
+from ...common.data.rows import Cursor, Row
 from ...common.data.sources import rows
 from ...common.errors import BadExample
 from .conversation import Conversation, Message, Text
@@ -45,7 +45,11 @@ _OPTIONAL = {
 
 
 def items(
-    path: str, split: str | None = None, source: str = "", shape: str | None = None
+    path: str,
+    split: str | None = None,
+    source: str = "",
+    shape: str | None = None,
+    cursor: Cursor | None = None,
 ) -> Iterator[Conversation | Text | BadExample]:
     """Examples of a source in its own order; each row gives one, or a BadExample, so counts add up.
 
@@ -54,8 +58,9 @@ def items(
         split: split of a data set.
         source: name of the data set in the recipe.
         shape: one of `SHAPES`; None: found for each row.
+        cursor: of a stream (see `rows`).
     """
-    for row in rows(path, split=split, source=source):
+    for row in rows(path, split=split, source=source, cursor=cursor):
         if isinstance(row, BadExample):
             yield row
             continue

@@ -27,8 +27,8 @@ from luthier.common.verify.rounds import Reference, Rounds
 
 TESTS = Path(__file__).resolve().parents[1]
 KILLS = int(os.environ.get("FAULT_KILLS", "0"))
-TASKS = ("toy", "whisper", "whisper lora", "toy ddp") if KILLS else ("toy", "whisper")
-STEPS = {"toy": 18, "whisper": 12}
+TASKS = ("toy", "whisper", "whisper lora", "sft", "toy ddp") if KILLS else ("toy", "whisper")
+STEPS = {"toy": 18, "whisper": 12, "sft": 12}
 EVERY = 3
 
 KIND = "test.toy"
@@ -132,7 +132,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Recipe]:
     root = tmp_path_factory.mktemp("tasks")
 
     def made(name: str, *overrides: str) -> Recipe:
-        tree = _toy(root) if name.startswith("toy") else _whisper(root, "lora" in name)
+        parts = {"toy": _toy, "sft": _sft}
+        tree = parts[name.split()[0]](root) if name.split()[0] in parts else _whisper(root, "lora" in name)
         devices = 2 if "ddp" in name else 1
         tree["train"] = {
             "steps": STEPS[name.split()[0]],
@@ -182,6 +183,24 @@ def _whisper(root: Path, lora: bool) -> dict[str, Any]:
         },
         "optim": {"learning_rate": 1e-3, "schedule": "cosine", "warmup": 3},
         "evaluate": {"max_new_tokens": 4},
+    }  # fmt: skip
+
+
+def _sft(root: Path) -> dict[str, Any]:
+    """Packed, and read as a stream in windows of 7 of its 20 conversations."""
+    parts = load(TESTS / "modalities" / "llm" / "conftest.py", "luthier_llm_parts")
+    model, rows = root / "llama", root / "conversations.jsonl"
+    if not rows.exists():
+        parts.save_model(model, "llama-dropout")
+        parts.write_rows(rows, [parts.dialogue(number, 1 + number % 3) for number in range(20)])
+    return {
+        "task": {"kind": "llm.sft", "neftune_alpha": 5},
+        "model": {"path": str(model)},
+        "data": {
+            "train": str(rows), "validation": str(rows), "workers": 0, "streaming": True, "buffer": 7,
+            "max_length": 150, "batch": {"tokens": 150, "packing": True},
+        },
+        "optim": {"learning_rate": 1e-2, "schedule": "cosine", "warmup": 3},
     }  # fmt: skip
 
 

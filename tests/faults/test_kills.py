@@ -16,7 +16,7 @@ from luthier.common.verify.watch import Watch
 
 pytestmark = pytest.mark.faults
 
-SHARES = {"toy": 0.5, "whisper": 0.3, "whisper lora": 0.15, "toy ddp": 0.05}
+SHARES = {"toy": 0.5, "whisper": 0.25, "whisper lora": 0.1, "sft": 0.1, "toy ddp": 0.05}
 """Of all kills; those that take longer are fewer."""
 SMALL = {
     "toy": {SAVING: 3, TRAINING: 2, STARTING: 1, "SIGTERM": 1, "SIGINT": 1},

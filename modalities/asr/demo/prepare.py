@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from ....common.once import made_once
 from .model import make_model
 from .speech import make_speech, sentences
 
@@ -19,18 +19,9 @@ def prepare(folder: str | Path = FOLDER, seed: int = 0) -> bool:
         whether anything was made: False when all was there already, from this version and seed.
     """
     root = Path(folder)
-    marker, settings = root / "prepared.json", {"version": VERSION, "seed": seed}
-    if _read(marker) == settings:
-        return False
-    marker.unlink(missing_ok=True)
-    make_speech(root / "speech", seed)
-    make_model(root / "model", sentences(), seed)
-    marker.write_text(json.dumps(settings), encoding="utf-8")
-    return True
 
+    def make() -> None:
+        make_speech(root / "speech", seed)
+        make_model(root / "model", sentences(), seed)
 
-def _read(marker: Path) -> object:
-    try:
-        return json.loads(marker.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    return made_once(root, {"version": VERSION, "seed": seed}, make)

@@ -63,10 +63,10 @@ class Task(CausalTask):
 
     @classmethod
     def metrics_of(cls, recipe: Any) -> dict[str, str]:
-        """Loss and accuracy, and the scores of answers that the recipe asks for."""
+        """Loss and accuracy, the benchmarks, and the scores of answers that the recipe asks for."""
         section = recipe.evaluate.generate
         names = [] if section is None else [score_name(given) for given in section.scores]
-        return {**CausalTask.metrics, **dict.fromkeys(names, "max")}
+        return {**super().metrics_of(recipe), **dict.fromkeys(names, "max")}
 
     # ------------------------------------------------------------------ evaluation
 
@@ -74,12 +74,17 @@ class Task(CausalTask):
     def predict(self, batch: Batch) -> Predicted:
         """Loss and accuracy of each example, and the model's answer to its prompt if the recipe asks for it."""
         found = super().predict(batch)
-        asked = [row for row, prompt in enumerate(batch.data["prompts"]) if prompt is not None]
-        if asked:
-            seed_batch(self.recipe.train.seed, batch.number)  # if answers are drawn, then the same each time
-            answers = self._answers(batch.data, asked, found.records)
-            found.records = [answers.get(row, told) for row, told in enumerate(found.records)]
+        answers = self.answered(batch, found.records)
+        found.records = [answers.get(row, told) for row, told in enumerate(found.records)]
         return found
+
+    def answered(self, batch: Batch, told: Sequence[Told]) -> dict[int, Answered]:
+        """The model's answers to the prompts of a batch, by row."""
+        asked = [row for row, prompt in enumerate(batch.data["prompts"]) if prompt is not None]
+        if not asked:
+            return {}
+        seed_batch(self.recipe.train.seed, batch.number)  # if answers are drawn, then the same each time
+        return self._answers(batch.data, asked, told)
 
     def _answers(self, data: dict[str, Any], asked: Sequence[int], told: Sequence[Told]) -> dict[int, Answered]:
         section, tokenizer = self.recipe.evaluate.generate, self.processing.tokenizer
@@ -107,14 +112,15 @@ class Task(CausalTask):
     def means(self, records: Sequence[Any]) -> dict[str, Any]:
         """Beside loss and accuracy the mean scores of the answers; their number; the share of those that the model did
         not end within the tokens allowed; their mean length."""
-        found = super().means(records)
-        answers = [record for record in records if isinstance(record, Answered)]
+        return {**super().means(records), **self.answer_means([one for one in records if isinstance(one, Answered)])}
+
+    def answer_means(self, answers: Sequence[Answered]) -> dict[str, Any]:
+        """The means of answers; of none, nothing."""
         if not answers:
-            return found
+            return {}
         number = len(answers)
         scores = {name: sum(one.scores[name] for one in answers) / number for name in self._scores}
         return {
-            **found,
             **scores,
             "answers": number,
             "unfinished": sum(not one.is_finished for one in answers) / number,

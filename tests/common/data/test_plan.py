@@ -398,3 +398,33 @@ def test_many_examples_on_many_ranks() -> None:
     near_the_end = plan.total // 32 * 32 - 32
     numbers = [batch.number for batch in islice(plan.batches(near_the_end, 3), 4)]
     assert numbers == [near_the_end + 3 + 8 * turn for turn in range(4)]
+
+
+# ------------------------------------------------------------------------------------------------ groups
+
+
+@quick
+@given(costs=COSTS, bounds=BOUNDS, seed=st.integers(0, 9), groups=st.integers(1, 4))
+def test_groups_never_share_a_batch_and_nothing_is_lost(
+    costs: list[float], bounds: Bounds, seed: int, groups: int
+) -> None:
+    group = [at * 7 % groups for at in range(len(costs))]
+    plan = made(costs, bounds, seed=seed, groups=group)
+    batches = list(plan.batches())
+    assert sorted(examples(batches)) == list(range(len(costs)))
+    assert all(len({group[index] for index in batch.indices}) == 1 for batch in batches)
+
+
+@quick
+@given(costs=COSTS, bounds=BOUNDS, seed=st.integers(0, 9))
+def test_one_group_is_as_if_there_were_none(costs: list[float], bounds: Bounds, seed: int) -> None:
+    alone = made(costs, bounds, seed=seed)
+    grouped = made(costs, bounds, seed=seed, groups=[5] * len(costs))
+    assert list(alone.batches()) == list(grouped.batches())
+
+
+def test_batches_of_groups_are_mixed() -> None:
+    """64 batches of two groups: not all of one group before the other."""
+    plan = made([1.0] * 128, Bounds(2, bucket_batches=0), groups=[at % 2 for at in range(128)])
+    order = [batch.indices[0] % 2 for batch in plan.batches()]
+    assert sum(a != b for a, b in pairwise(order)) > 8

@@ -75,6 +75,19 @@ def test_what_the_clock_and_the_sitting_give_is_not_compared(write: Callable[...
     assert not checkpoints_differ(write("one"), write("other", **other))
 
 
+def test_a_stream_is_compared_by_its_rows(write: Callable[..., Path]) -> None:
+    def at(state: str, row: int) -> dict[str, Any]:
+        source = {"start": [state, 3, row], "skip": 1, "taken": row}
+        return {"callbacks": {"AfterStep": {"stream": {"window": 1, "sources": [source]}}}}
+
+    one = write("one", **at("one state", 4))
+    assert not checkpoints_differ(one, write("same", **at("another of the same row", 4)))
+    assert [found.where for found in checkpoints_differ(one, write("other", **at("one state", 5)))] == [
+        "state/trainer.pt: callbacks.AfterStep.stream.sources[0].start[2]",
+        "state/trainer.pt: callbacks.AfterStep.stream.sources[0].taken",
+    ]
+
+
 def test_a_missing_file_is_a_difference(write: Callable[..., Path]) -> None:
     one, other = write("one"), write("other")
     (other / "model" / "config.json").unlink()

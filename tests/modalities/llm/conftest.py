@@ -192,21 +192,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def save_model(folder: Path, name: str = "llama", family: str = "chatml", rows: int = 0) -> None:
+    """Write a small model with the tokenizer of a family; `rows`: of the vocabulary, more than tokens."""
+    tokenizer = _tokenizer(family)
+    kind, changes = MODELS[name]
+    sizes = changes if kind == "GPT2" else SIZES | changes
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = getattr(hf, f"{kind}Config")(**{**ids, **sizes}, vocab_size=rows or len(tokenizer))
+    torch.manual_seed(0)
+    getattr(hf, f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 @pytest.fixture(scope="session")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The folder of a small model with the tokenizer of a family; `rows`: of the vocabulary, more than tokens."""
+    """The folder of a small model, as `save_model` writes it."""
 
     @cache
     def make(name: str = "llama", family: str = "chatml", rows: int = 0) -> Path:
-        tokenizer = _tokenizer(family)
-        kind, changes = MODELS[name]
-        sizes = changes if kind == "GPT2" else SIZES | changes
-        ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-        config = getattr(hf, f"{kind}Config")(**{**ids, **sizes}, vocab_size=rows or len(tokenizer))
-        torch.manual_seed(0)
         folder = tmp_path_factory.mktemp("model")
-        getattr(hf, f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_model(folder, name, family, rows)
         return folder
 
     return make

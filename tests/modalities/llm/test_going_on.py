@@ -15,6 +15,10 @@ from luthier.common.training.run import train
 TWICE = ("train.accumulate=2", "train.epochs=2", "checkpoint.every=1")
 PACKED = ("data.batch.packing=true", "data.batch.tokens=120", *TWICE)
 TEXTS = [{"text": f"The sum of {'two and ' * (number % 7)}three is {number}."} for number in range(40)]
+PAIRS = [
+    {"prompt": f"What of {number}?", "chosen": f"It is {'two ' * (number % 4)}five.", "rejected": "It is not."}
+    for number in range(20)
+]
 RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "packed": ({"rows": 20, "model": "llama-dropout"}, (*PACKED, "task.neftune_alpha=5")),
     "lora": (
@@ -25,6 +29,14 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "pretrain": (
         {"rows": TEXTS, "model": "llama-dropout", "kind": "llm.pretrain"},
         ("data.max_length=40", "data.batch.examples=3", *TWICE),
+    ),
+    "dpo": (
+        {"rows": PAIRS, "model": "llama-dropout", "kind": "llm.dpo"},
+        ("data.batch.tokens=120", "model.lora.rank=2", "model.lora.dropout=0.3", *TWICE),
+    ),
+    "dpo-precomputed": (
+        {"rows": PAIRS, "model": "llama-dropout", "kind": "llm.dpo"},
+        (*PACKED, "task.precompute_reference=true"),
     ),
     "mixed": (
         {"rows": 20, "model": "mixtral"},

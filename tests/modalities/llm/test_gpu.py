@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from luthier.common import attention
 from luthier.common.training.run import train
-from luthier.modalities.llm import attention
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,9 +10,9 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
+from luthier.common import attention
 from luthier.common.errors import ModelError
 from luthier.common.losses import TokenLoss
-from luthier.modalities.llm import attention
 from luthier.modalities.llm.model import Head
 from luthier.modalities.llm.probe import probe
 

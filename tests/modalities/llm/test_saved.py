@@ -10,13 +10,12 @@ import pytest
 import torch
 import transformers as hf
 
-from luthier.common import kinds
+from luthier.common import attention, kinds
 from luthier.common.errors import ModelError, RecipeError
 from luthier.common.evaluation.run import evaluate
 from luthier.common.evaluation.saved import evaluate_checkpoint
 from luthier.common.training import data
 from luthier.common.training.run import train
-from luthier.modalities.llm import attention
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "gpt2"])

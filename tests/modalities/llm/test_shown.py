@@ -90,10 +90,10 @@ def test_pieces_of_a_tokenizer_with_spaces_in_its_tokens() -> None:
     import transformers as hf
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from luthier.modalities.llm.processing import _pieces
+    from luthier.modalities.llm.processing import pieces
 
     inner = Tokenizer(models.BPE({"<unk>": 0, "▁": 1, "a": 2, "b": 3, "▁a": 4, "▁b": 5}, [("▁", "a"), ("▁", "b")]))
     inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     inner.decoder = decoders.Metaspace()
     tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
-    assert _pieces(tokenizer, tokenizer("a b a").input_ids) == ["a", " b", " a"]
+    assert pieces(tokenizer, tokenizer("a b a").input_ids) == ["a", " b", " a"]

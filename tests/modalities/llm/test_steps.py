@@ -103,7 +103,15 @@ JOBS: dict[str, tuple[str, ...]] = {
     "ddp-tied": ("train.strategy=ddp",),
     "fsdp2-tied": ("train.strategy=fsdp2",),
     "ddp-mixtral": ("train.strategy=ddp",),
+    "ddp-dpo": ("train.strategy=ddp", "task.loss=[sigmoid, {name: ipo, weight: 0.1}]", "task.sft_weight=0.1"),
+    "ddp-dpo-lora": ("train.strategy=ddp", *LORA, "task.precompute_reference=true"),
+    "fsdp2-dpo-lora": ("train.strategy=fsdp2", *LORA),
 }
+KINDS = {name: "llm.dpo" for name in JOBS if "dpo" in name}
+PAIRS = [
+    {"prompt": f"What of {number}?", "chosen": f"It is {'two ' * (number % 4)}five.", "rejected": "It is not."}
+    for number in range(10)
+]
 MODEL = {"ddp-tied": "llama-tied", "fsdp2-tied": "llama-tied", "ddp-mixtral": "mixtral"}
 
 
@@ -113,11 +121,12 @@ def two(tmp_path_factory: pytest.TempPathFactory, rows_of, model_of, launch, tre
     root = tmp_path_factory.mktemp("two")
     rows = rows_of(root / "rows.jsonl", 10)
     recipes = []
+    pairs = rows_of(root / "pairs.jsonl", PAIRS)
     for name, overrides in JOBS.items():
-        evaluated = (f"data.validation={rows}", "evaluate.batch=3")
-        recipes.append(
-            tree_of(model_of(MODEL.get(name, "llama")), rows, root / name, *SGD, *TWO, *evaluated, *overrides)
-        )
+        given = pairs if name in KINDS else rows
+        overrides = (f"data.validation={given}", "evaluate.batch=3", *overrides)
+        kind, model = KINDS.get(name, "llm.sft"), model_of(MODEL.get(name, "llama"))
+        recipes.append(tree_of(model, given, root / name, *SGD, *TWO, *overrides, kind=kind))
     launch(root, recipes)
     return root
 
@@ -125,10 +134,10 @@ def two(tmp_path_factory: pytest.TempPathFactory, rows_of, model_of, launch, tre
 @pytest.mark.parametrize("name", JOBS)
 def test_fault_3_two_processes_equal_one(name: str, two: Path, run, left, tmp_path: Path) -> None:
     """10 conversations, 4 a step: the last step has 2. Ranks have different numbers of tokens with loss."""
-    rows = two / "rows.jsonl"
+    rows = two / ("pairs.jsonl" if name in KINDS else "rows.jsonl")
     given = [one for one in JOBS[name] if not one.startswith(("train.strategy", "train.tensor"))]
     alone = ("data.batch.examples=1", f"data.validation={rows}", "evaluate.batch=10", *given, "train.accumulate=4")
-    expected = run("alone", *alone, rows=rows, model=MODEL.get(name, "llama"))
+    expected = run("alone", *alone, rows=rows, model=MODEL.get(name, "llama"), kind=KINDS.get(name, "llm.sft"))
     close(left.weights(two / name), expected)
     for curve in ("train/loss", "train/gradient_norm", "validation/loss", "validation/accuracy"):
         found, wanted = (left.values(folder, curve) for folder in (two / name, tmp_path / "alone"))

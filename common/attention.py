@@ -1,22 +1,27 @@
 """Attention over documents that stand one after the other in a row: each attends to itself, and nothing is padded.
 
 The model is given where the documents begin in place of a mask: transformers hands a tensor of four dimensions to every
-layer as it is. On a GPU torch's variable-length kernel runs all documents at once; elsewhere one after the other.
+layer as it is. On a GPU torch's variable-length kernel runs all documents at once; elsewhere those of one length that
+stand together run at once. A layer whose `is_causal` is false attends to what follows too, as encoders do.
+
+A document may also see places before its own, such as a prompt that stands once for several answers (`Keys`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...common.errors import ModelError
+from .errors import ModelError
 
 NAME = "luthier_documents"
 """Name of this attention in transformers' registry (`attn_implementation`)."""
@@ -33,10 +38,26 @@ def register() -> None:
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])  # outside training
 
 
-def as_mask(bounds: Tensor, longest: int) -> Tensor:
-    """What a model takes for a mask, [1, 1, `longest`, S + 1]: bounds [S + 1] of documents, of which the longest has so
-    many tokens. The size tells every layer what would else have to be read from the device; it takes no memory."""
-    return bounds.view(1, 1, 1, -1).expand(1, 1, longest, -1)
+@dataclass(frozen=True)
+class Keys:
+    """What each document sees, where that is more than itself; its own tokens come last, in order.
+
+    Args:
+        bounds: [S + 1] int32, where each document's places begin among all K, and K.
+        places: [K] int32, places in the row.
+    """
+
+    bounds: Tensor
+    places: Tensor
+
+
+def as_mask(bounds: Tensor, longest: int, keys: Keys | None = None) -> Tensor:
+    """What a model takes for a mask, [1, 1, `longest`, S + 1]: bounds [S + 1] of documents, of which the longest sees
+    so many tokens. The size tells every layer what would else have to be read from the device; it takes no memory.
+    With keys it is [1, S + 1, `longest`, 2 (S + 1) + K]: bounds, bounds of the keys, their places."""
+    if keys is None:
+        return bounds.view(1, 1, 1, -1).expand(1, 1, longest, -1)
+    return torch.cat([bounds, keys.bounds, keys.places]).view(1, 1, 1, -1).expand(1, len(bounds), longest, -1)
 
 
 @contextmanager
@@ -89,37 +110,73 @@ def attend(
         return _masked(module, query, key, value, attention_mask, scaling, dropout, softcap, **kwargs)
     for windows in _watchers:
         windows.append(sliding_window)
+    causal = bool(getattr(module, "is_causal", True))
+    if sliding_window is not None and not causal:
+        raise ModelError("a window on both sides is not known here", where="model.path", given=type(module).__name__)
     bounds, longest = attention_mask[0, 0, 0], attention_mask.shape[2]
+    known = bounds
+    if (number := attention_mask.shape[1]) > 1:
+        bounds, known, places = bounds[:number], bounds[number : 2 * number], bounds[2 * number :]
+        key, value = key.index_select(2, places), value.index_select(2, places)
     if torch.is_autocast_enabled(query.device.type):  # norms of queries and keys give float32
         lower = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(lower), key.to(lower), value.to(lower)
     if _has_kernel(query, value) and not softcap and not dropout:
-        return _kernel(query, key, value, bounds, longest, scaling, sliding_window)[None], None
+        window = (-1 if sliding_window is None else sliding_window - 1, 0 if causal else -1)
+        return _kernel(query, key, value, bounds, known, longest, scaling, window)[None], None
     key, value = _for_all_heads(query, key, value)
-    sizes = bounds.diff().tolist()
-    queries, keys, values = (tensor.split(sizes, dim=2) for tensor in (query, key, value))
+    sizes = zip(bounds.diff().tolist(), known.diff().tolist(), strict=True)
+    runs = [(size, len(list(same))) for size, same in groupby(sizes)]
+    queries = query.split([length * number for (length, _), number in runs], dim=2)
+    keys, values = (tensor.split([seen * number for (_, seen), number in runs], dim=2) for tensor in (key, value))
     parts = [
-        _one(q, k, v, scaling, dropout, sliding_window, softcap).transpose(1, 2)
-        for q, k, v in zip(queries, keys, values, strict=True)
+        _together(q, k, v, number, causal, scaling, dropout, sliding_window, softcap)
+        for q, k, v, (_, number) in zip(queries, keys, values, runs, strict=True)
     ]
     return torch.cat(parts, dim=1), None
 
 
-def _one(
+def _together(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    number: int,
+    causal: bool,
     scaling: float | None,
     dropout: float,
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Causal attention within one document, [1, H, T, D]."""
-    length = query.shape[2]
+    """[1, R T, H, D]: attention of R documents of one length T, [1, H, R T, D], to as many keys each."""
+    if number > 1:
+        query, key, value = (
+            tensor.unflatten(2, (number, -1))[0].transpose(0, 1) for tensor in (query, key, value)
+        )  # [R, H, T, D]
+    found = _each(query, key, value, causal, scaling, dropout, sliding_window, softcap).transpose(1, 2)
+    return found.flatten(0, 1)[None]
+
+
+def _each(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scaling: float | None,
+    dropout: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Attention of documents of one length, [R, H, T, D]; they are the last of the keys, of which there may be more."""
+    length, known = query.shape[2], key.shape[2]
     seen = None
-    if softcap is not None or (sliding_window is not None and length > sliding_window):
-        seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-        seen = seen if sliding_window is None else seen.triu(1 - sliding_window)
+    if not causal:
+        if softcap is not None:
+            return _capped(query, key, value, None, scaling, dropout, softcap)
+        return functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling)
+    if softcap is not None or known > length or (sliding_window is not None and length > sliding_window):
+        before = known - length
+        seen = torch.ones(length, known, dtype=torch.bool, device=query.device).tril(before)
+        seen = seen if sliding_window is None else seen.triu(before + 1 - sliding_window)
     if softcap is None:
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=seen is None, scale=scaling
@@ -189,16 +246,16 @@ def _kernel(
     key: Tensor,
     value: Tensor,
     bounds: Tensor,
+    known: Tensor,
     longest: int,
     scaling: float | None,
-    sliding_window: int | None,
+    window: tuple[int, int],
 ) -> Tensor:
-    """[N, H, D] by torch's variable-length kernel."""
+    """[N, H, D] by torch's variable-length kernel, which takes the queries for the last of the keys."""
     from torch.nn.attention.varlen import varlen_attn
 
-    window = (-1 if sliding_window is None else sliding_window - 1, 0)
-    bounds = bounds.contiguous()
+    bounds, known = bounds.contiguous(), known.contiguous()
     q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
-    found = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=window, enable_gqa=True)
+    found = varlen_attn(q, k, v, bounds, known, longest, longest, scale=scaling, window_size=window, enable_gqa=True)
     assert isinstance(found, Tensor)  # a tuple only where more is asked for
     return found

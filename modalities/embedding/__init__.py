@@ -1,0 +1,1 @@
+"""Embeddings and rerankers: bi-encoders, late interaction, sparse encoders and cross-encoders."""

@@ -1,0 +1,42 @@
+"""What every training of an embedding model or reranker shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...common import task
+from . import card
+from .evaluation import benchmarks
+from .model import Network
+
+
+class EmbeddingTask(task.Task):
+    """Trains a model of sentence-transformers, or an adapter of it. A subclass loads it into `self.model`."""
+
+    recipe: Any
+    model: Network
+
+    def __init__(self, recipe: Any, weights: Path | None = None):
+        super().__init__(recipe, weights)
+        if recipe.evaluate.mteb:
+            benchmarks.load(recipe.evaluate.mteb)  # now: what it refuses, it refuses early
+
+    @property
+    def parts(self) -> Any:
+        """The model of sentence-transformers."""
+        return self.model.parts
+
+    def compile_parts(self) -> None:
+        for module in self.model.modules():
+            if type(module).__name__ in (getattr(self.model.transformer, "_no_split_modules", None) or ()):
+                module.compile(dynamic=True)
+
+    def measure(self) -> dict[str, float]:
+        names = self.recipe.evaluate.mteb
+        return benchmarks.measure(self.parts, benchmarks.load(names), self.recipe.evaluate.batch) if names else {}
+
+    def save_pretrained(self, directory: Path) -> None:
+        self.parts.max_seq_length = self.processing.limits["document"]  # type: ignore[attr-defined]
+        self.parts.save_pretrained(str(directory), create_model_card=False)
+        (directory / "README.md").write_text(card.card(self.recipe, type(self.parts).__name__), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Embedding models that give one vector for a text."""

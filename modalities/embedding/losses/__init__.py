@@ -1,0 +1,1 @@
+"""Losses of embeddings and rerankers: functions of tensors, summed and not averaged."""

@@ -1,0 +1,41 @@
+"""Lists of what an embedding model finds, for a reranker to order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..metrics.retrieval import nearest
+
+
+def make_lists(model: Path, pairs: Path, to: Path, length: int = 10) -> int:
+    """Write for each pair's anchor the documents that a model finds first among those of all pairs: rows of `query`,
+    `documents` and `labels`. A query whose own document is not among them is left out.
+
+    Args:
+        model: directory of a SentenceTransformer.
+        pairs: rows of `anchor` and `positive`.
+        to: file of the lists.
+        length: documents in each.
+
+    Returns:
+        The number of lists.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    rows = [json.loads(line) for line in pairs.read_text(encoding="utf-8").splitlines()]
+    encoder: Any = SentenceTransformer(str(model), device="cpu")
+    queries = encoder.encode_query([row["anchor"] for row in rows], convert_to_tensor=True)
+    documents = encoder.encode_document([row["positive"] for row in rows], convert_to_tensor=True)
+    _, places = nearest(queries, documents, length)
+    lists = []
+    for at, found in enumerate(places.tolist()):
+        if at in found:
+            texts = [rows[place]["positive"] for place in found]
+            lists.append(
+                {"query": rows[at]["anchor"], "documents": texts, "labels": [float(place == at) for place in found]}
+            )
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in lists), encoding="utf-8")
+    return len(lists)

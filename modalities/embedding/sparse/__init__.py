@@ -1,0 +1,1 @@
+"""Sparse encoders: one weight for each word of the vocabulary."""
