@@ -9,7 +9,7 @@ A document may also see places before its own, such as a prompt that stands once
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +25,9 @@ from .errors import ModelError
 
 NAME = "luthier_documents"
 """Name of this attention in transformers' registry (`attn_implementation`)."""
+
+SMALL = 128**2
+"""Products of tokens that cost about as much as the overhead of attending to one more group of texts."""
 
 _watchers: list[list[int | None]] = []
 
@@ -125,12 +128,14 @@ def attend(
         window = (-1 if sliding_window is None else sliding_window - 1, 0 if causal else -1)
         return _kernel(query, key, value, bounds, known, longest, scaling, window)[None], None
     key, value = _for_all_heads(query, key, value)
+    if not causal:
+        return _of_texts(query, key, value, bounds.diff().tolist(), scaling, dropout, softcap), None
     sizes = zip(bounds.diff().tolist(), known.diff().tolist(), strict=True)
     runs = [(size, len(list(same))) for size, same in groupby(sizes)]
     queries = query.split([length * number for (length, _), number in runs], dim=2)
     keys, values = (tensor.split([seen * number for (_, seen), number in runs], dim=2) for tensor in (key, value))
     parts = [
-        _together(q, k, v, number, causal, scaling, dropout, sliding_window, softcap)
+        _together(q, k, v, number, scaling, dropout, sliding_window, softcap)
         for q, k, v, (_, number) in zip(queries, keys, values, runs, strict=True)
     ]
     return torch.cat(parts, dim=1), None
@@ -141,7 +146,6 @@ def _together(
     key: Tensor,
     value: Tensor,
     number: int,
-    causal: bool,
     scaling: float | None,
     dropout: float,
     sliding_window: int | None,
@@ -152,7 +156,7 @@ def _together(
         query, key, value = (
             tensor.unflatten(2, (number, -1))[0].transpose(0, 1) for tensor in (query, key, value)
         )  # [R, H, T, D]
-    found = _each(query, key, value, causal, scaling, dropout, sliding_window, softcap).transpose(1, 2)
+    found = _each(query, key, value, scaling, dropout, sliding_window, softcap).transpose(1, 2)
     return found.flatten(0, 1)[None]
 
 
@@ -160,19 +164,14 @@ def _each(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    causal: bool,
     scaling: float | None,
     dropout: float,
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Attention of documents of one length, [R, H, T, D]; they are the last of the keys, of which there may be more."""
+    """Causal attention of documents of one length, [R, H, T, D]; they are the last of the keys, of which there may be more."""
     length, known = query.shape[2], key.shape[2]
     seen = None
-    if not causal:
-        if softcap is not None:
-            return _capped(query, key, value, None, scaling, dropout, softcap)
-        return functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling)
     if softcap is not None or known > length or (sliding_window is not None and length > sliding_window):
         before = known - length
         seen = torch.ones(length, known, dtype=torch.bool, device=query.device).tril(before)
@@ -182,6 +181,50 @@ def _each(
             query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=seen is None, scale=scaling
         )
     return _capped(query, key, value, seen, scaling, dropout, softcap)
+
+
+def similar(sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Sizes that stand together in groups, so similar that a group padded to its longest has little more work than its
+    texts alone: a group's own overhead is that of about `SMALL` products."""
+    group: list[int] = []
+    real = 0
+    for size in sizes:
+        if group and max(*group, size) ** 2 * (len(group) + 1) > 1.5 * (real + size**2) + SMALL:
+            yield group
+            group, real = [], 0
+        group.append(size)
+        real += size**2
+    yield group
+
+
+def _of_texts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sizes: list[int],
+    scaling: float | None,
+    dropout: float,
+    softcap: float | None,
+) -> Tensor:
+    """[1, N, H, D]: attention of texts of these sizes, [1, H, N, D], each token to all of its text."""
+    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [N, H, D]
+    parts, start = [], 0
+    for group in similar(sizes):
+        lengths = torch.tensor(group, device=query.device)
+        seen = torch.arange(max(group), device=query.device) < lengths[:, None]  # [R, T]
+        begins = start + lengths.cumsum(0) - lengths
+        places = (begins[:, None] + torch.arange(max(group), device=query.device)).clamp(max=query.shape[2] - 1)
+        q, k, v = (
+            row.index_select(0, places.flatten()).unflatten(0, seen.shape).transpose(1, 2) for row in rows
+        )  # [R, H, T, D]
+        mask = None if len(set(group)) == 1 else seen[:, None, None, :]
+        if softcap is None:
+            found = functional.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, scale=scaling)
+        else:
+            found = _capped(q, k, v, mask, scaling, dropout, softcap)
+        parts.append(found.transpose(1, 2).flatten(0, 1).index_select(0, seen.flatten().nonzero()[:, 0]))
+        start += sum(group)
+    return torch.cat(parts)[None]
 
 
 def _capped(
