@@ -169,7 +169,7 @@ def _each(
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Causal attention of documents of one length, [R, H, T, D]; they are the last of the keys, of which there may be more."""
+    """Causal attention of documents of one length, [R, H, T, D]; they are the last of the keys, which may be more."""
     length, known = query.shape[2], key.shape[2]
     seen = None
     if softcap is not None or known > length or (sliding_window is not None and length > sliding_window):

@@ -131,11 +131,11 @@ class CausalTask(task.Task):
         return Predicted(told, LossSum(losses.double().sum(), len(losses)))
 
     def score(self, records: Sequence[Any]) -> dict[str, Any]:
-        slices = {name: _parts(records, name) for name in self.recipe.evaluate.slices}
+        slices = {name: parts(records, name) for name in self.recipe.evaluate.slices}
         found = {
-            name: {value: self.means(part) for value, part in parts.items()}
-            for name, parts in slices.items()
-            if len(parts) > 1
+            name: {value: self.means(part) for value, part in groups.items()}
+            for name, groups in slices.items()
+            if len(groups) > 1
         }
         return {**self.means(records), "slices": found}
 
@@ -183,13 +183,13 @@ def _means(records: Sequence[Told]) -> dict[str, Any]:
     }
 
 
-def _parts(records: Sequence[Told], name: str) -> dict[str, list[Told]]:
+def parts(records: Sequence[Any], name: str) -> dict[str, list[Any]]:
     """The examples for each value of a field."""
-    parts: dict[str, list[Told]] = defaultdict(list)
+    found: dict[str, list[Any]] = defaultdict(list)
     for record in records:
         if record.fields.get(name) is not None:
-            parts[str(record.fields[name])].append(record)
-    return dict(sorted(parts.items()))
+            found[str(record.fields[name])].append(record)
+    return dict(sorted(found.items()))
 
 
 def _noise(embedded: Tensor, bounds: Tensor, alpha: float) -> Tensor:

@@ -83,7 +83,7 @@ def load_model(recipe: LanguageRecipe, tokenizer: Any, weights: Path | None) -> 
     path = section.path if weights is None or section.lora else str(weights)
     options: dict[str, Any] = {"dtype": torch.bfloat16 if recipe.train.precision == "bf16-true" else torch.float32}
     if section.quantization != "none":
-        options["quantization_config"] = _quantised(section)
+        options["quantization_config"] = quantised(section)
     try:
         causal = AutoModelForCausalLM.from_pretrained(
             path, attn_implementation=attention.NAME, trust_remote_code=section.trust_remote_code, **options
@@ -101,7 +101,7 @@ def load_model(recipe: LanguageRecipe, tokenizer: Any, weights: Path | None) -> 
     return model, causal
 
 
-def _quantised(section: LanguageModel) -> Any:
+def quantised(section: LanguageModel) -> Any:
     """4-bit NormalFloat with double quantisation (Dettmers et al., QLoRA, arXiv:2305.14314)."""
     from transformers import BitsAndBytesConfig
 

@@ -35,7 +35,7 @@ def probe(causal: Any, head: Head, max_length: int) -> None:
         ModelError: they are not the same, or the model has layers that can't keep documents apart.
     """
     causal.eval()  # training sets the modes that it needs
-    _check_layers(causal)
+    check_layers(causal)
     device, vocabulary = causal.device, causal.get_input_embeddings().weight.shape[0]
     ids = torch.arange(sum(SIZES)) % vocabulary
     parts = [Document(part.int().numpy(), part.bool().numpy()) for part in ids.split(SIZES)]
@@ -47,8 +47,8 @@ def probe(causal: Any, head: Head, max_length: int) -> None:
         with attention.watched() as windows:
             hidden = decode(causal, data).last_hidden_state[0]
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-        raise _refusal(causal, f"it can't be run on them: {error}") from error
-    _check_windows(causal, windows, max_length)
+        raise refusal(causal, f"it can't be run on them: {error}") from error
+    check_windows(causal, windows, max_length)
     weight = head.weight()
     found = [head.logits(hidden)] + ([] if weight is None else [logits_of(hidden, weight, head.kind)])
     expected = torch.cat(alone)
@@ -57,9 +57,9 @@ def probe(causal: Any, head: Head, max_length: int) -> None:
     for logits in found:
         difference = (logits - expected).abs().amax(dim=1)
         if bool((difference[: SIZES[0]] > bound).any()):
-            raise _refusal(causal, "its logits are made in a way that is not known")
+            raise refusal(causal, "its logits are made in a way that is not known")
         if bool((difference > bound).any()):
-            raise _refusal(causal, "a document changes the one after it")
+            raise refusal(causal, "a document changes the one after it")
 
 
 @torch.no_grad()
@@ -72,7 +72,8 @@ def probe_shared(causal: Any, head: Head) -> None:
     vocabulary, device = causal.get_input_embeddings().weight.shape[0], causal.device
     ids = torch.arange(9).flip(0).int().numpy() % vocabulary
     parts = [Document(part, part >= 0) for part in (ids[:6], ids[[0, 1, 2, 6, 7, 8, 6]])]
-    found, expected = [], []
+    found: list[Tensor] = []
+    expected: list[Tensor] = []
     together, apart = [Group.of(parts)], [Group.of([part]) for part in parts]
     for made, kept in ((join_groups(together), found), (join_groups(apart), expected)):
         data = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in made.items()}
@@ -80,19 +81,21 @@ def probe_shared(causal: Any, head: Head) -> None:
         kept.append(head.logits(hidden[data["places"]]))
     bound = float(expected[0].abs().max()) * (1e-3 if causal.dtype == torch.float32 else 0.2)
     if bool(((found[0] - expected[0]).abs() > bound).any()):
-        raise _refusal(causal, "documents that share a prompt are not as each alone")
+        raise refusal(causal, "documents that share a prompt are not as each alone")
 
 
-def _check_layers(causal: Any) -> None:
+def check_layers(causal: Any) -> None:
+    """Refuse a model with layers that can't keep documents apart, by their kinds."""
     kinds = set(getattr(causal.config.get_text_config(), "layer_types", None) or ())
     unknown = sorted(kinds - {"full_attention", "sliding_attention"})
     if unknown:
-        raise _refusal(causal, f"it has layers of the kind {', '.join(unknown)}")
+        raise refusal(causal, f"it has layers of the kind {', '.join(unknown)}")
 
 
-def _check_windows(causal: Any, windows: list[int | None], max_length: int) -> None:
+def check_windows(causal: Any, windows: list[int | None], max_length: int) -> None:
+    """Refuse a model whose layers did not come to our attention, or not with their sliding windows."""
     if not windows:
-        raise _refusal(causal, "it has an attention of its own")
+        raise refusal(causal, "it has an attention of its own")
     config = causal.config.get_text_config()
     window = getattr(config, "sliding_window", None) or max_length
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()) and not any(windows) and window < max_length:
@@ -104,7 +107,8 @@ def _check_windows(causal: Any, windows: list[int | None], max_length: int) -> N
         )
 
 
-def _refusal(causal: Any, problem: str) -> ModelError:
+def refusal(causal: Any, problem: str) -> ModelError:
+    """The error of a model that can't be trained here."""
     return ModelError(
         f"the model can't be trained on documents in one row: {problem}",
         where="model.path",

@@ -115,7 +115,9 @@ def test_the_library_imports_itself_relatively() -> None:
 
 
 def losses_and_models(name: str) -> list[str]:
-    return relative([file for file in python_files("modalities") if file.stem == name])
+    """Files of this name, and those in folders of it."""
+    found = [file for file in python_files("modalities") if name in (file.stem, file.parent.name)]
+    return relative([file for file in found if file.stem != "__init__"])
 
 
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")

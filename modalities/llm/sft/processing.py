@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from ..lengths import Cut, Limit, cut, fit, shortened
 from ..model import load_tokenizer
 from ..processing import TokenProcessing
 from ..tokens import Tokens
-from .config import Config
 
 
 class ChatProcessing(TokenProcessing):
@@ -26,7 +26,7 @@ class ChatProcessing(TokenProcessing):
         weights: directory of a saved model, whose tokenizer is used.
     """
 
-    def __init__(self, recipe: Config, weights: Path | None = None):
+    def __init__(self, recipe: Any, weights: Path | None = None):
         super().__init__(recipe, load_tokenizer(recipe.model, weights, recipe.data.chat_template))
         section = recipe.data
         self.limit = Limit(section.max_length, section.too_long.turns, section.too_long.prompt, section.too_long.answer)

@@ -18,6 +18,7 @@ from luthier.common.verify import run as verify
 from luthier.modalities.llm.arithmetic import prepare as preparation
 from luthier.modalities.llm.arithmetic.__main__ import main
 from luthier.modalities.llm.arithmetic.model import make_model
+from luthier.modalities.llm.arithmetic.pairs import make_pairs
 from luthier.modalities.llm.arithmetic.prepare import FOLDER, prepare
 from luthier.modalities.llm.arithmetic.sums import answer, make_sums, words
 
@@ -84,6 +85,23 @@ def test_dialogues_depend_on_the_seed_alone(sums: Path, tmp_path: Path) -> None:
     make_sums(tmp_path / "other", seed=2, **COUNTS)
     assert digests(tmp_path / "same") == digests(sums)
     assert digests(tmp_path / "other")["test.jsonl"] != digests(sums)["test.jsonl"]
+
+
+def test_pairs_are_the_last_answers_and_ones_with_a_slip(sums: Path, tmp_path: Path) -> None:
+    """Same prompts and form; a wrong answer follows from its slip, but for a result that is misread."""
+    make_pairs(sums, tmp_path, seed=1)
+    form = re.compile(r"([\d+]+)=(\d+), ([\d+]+)=(\d+): (\d+)")
+    slips = 0
+    for name in COUNTS:
+        for row, pair in zip(rows(sums, name), rows(tmp_path, name), strict=True):
+            assert pair["prompt"] + pair["chosen"] == row["messages"]
+            right, wrong = pair["chosen"][0]["content"], pair["rejected"][0]["content"]
+            assert right != wrong
+            _, ones, _, tens, result = form.fullmatch(wrong).groups()  # type: ignore[union-attr]
+            misread = int(result) != int(tens) * 10 + int(ones) % 10
+            assert misread or int(result) != int(right.rpartition(": ")[2])
+            slips += not misread
+    assert 0.5 < slips / sum(COUNTS.values()) < 1
 
 
 def test_the_model_loads_and_reads_numbers_digit_by_digit(sums: Path, tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def sums(causal: Any, group: Any) -> Tensor:
 
 @pytest.mark.parametrize(
     "overrides",
-    [(), LORA, (*LORA, "model.lora.init=pissa"), ("task.precompute_reference=true",), ("train.gradient_checkpointing=true",)],
+    [(), LORA, (*LORA, "model.lora.init=pissa"), ("task.precompute_reference=true",),
+     ("train.gradient_checkpointing=true",)],
     ids=["full", "lora", "pissa", "precomputed", "checkpointing"],
 )  # fmt: skip
 def test_at_the_start_the_loss_is_ln_2(overrides: tuple[str, ...], made, tmp_path: Path) -> None:
@@ -72,9 +73,8 @@ def test_at_the_start_the_loss_is_ln_2(overrides: tuple[str, ...], made, tmp_pat
     built.task.train_mode()
     loss = built.task.loss(built.batch([0, 3, 4, 7]).data)
     assert loss.count == 4
-    if "model.lora.init=pissa" in overrides:  # the base lies split in two matrices
-        assert float(loss.sum.detach()) == pytest.approx(4 * math.log(2), rel=1e-5)
-    elif "task.precompute_reference=true" in overrides:  # computed in another row
+    if {"model.lora.init=pissa", "task.precompute_reference=true"} & {*overrides}:
+        # The base lies split in two matrices; the reference was computed in another row.
         assert float(loss.sum.detach()) == pytest.approx(4 * math.log(2), rel=1e-5)
     else:
         assert float(loss.sum.detach()) == float(torch.full((4,), 0.5).log().neg().sum())
@@ -298,7 +298,8 @@ def test_oldest_exchanges_go_first(made, tokenizer_of) -> None:
     text = tokenizer_of("chatml").decode(example.group.document(0).ids)
     assert example.notes["exchanges cut"] >= 1
     assert text.startswith("<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\n")
-    assert "Add two and 0." not in text and text.rstrip().endswith("warm<|im_end|>")
+    assert "Add two and 0." not in text
+    assert text.rstrip().endswith("warm<|im_end|>")
     assert len(example.group.document(0)) <= 60
 
 
@@ -322,7 +323,8 @@ def test_metrics_by_slice_do_not_depend_on_the_batch(made, recipe_of, tmp_path: 
     assert set(one["slices"]["topic"]) == {"even", "odd"}
     parts = [one["slices"]["topic"][name] for name in ("even", "odd")]
     assert sum(part["margin"] * part["pairs"] for part in parts) == pytest.approx(10 * one["margin"], rel=1e-6)
-    assert one["answers"] == 10 and "exact_match" in one
+    assert one["answers"] == 10
+    assert "exact_match" in one
 
 
 def test_what_is_saved_loads_elsewhere(recipe_of) -> None:

@@ -1,0 +1,1 @@
+"""Image generation: adapters for text-to-image models."""

@@ -1,0 +1,1 @@
+"""Distillation: a language model learns the next-token distributions of another one."""

@@ -1,0 +1,1 @@
+"""Preference optimisation of language models on pairs of answers: DPO and its relatives."""

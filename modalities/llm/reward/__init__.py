@@ -1,0 +1,1 @@
+"""Reward models: language models with a head that scores answers."""
