@@ -4,7 +4,7 @@
 
 Needs TRL (`pip install trl`) and `../shared` (the peer's script) beside the clone. Both sides train the same model on
 the same rows; TRL pads them, we join them. `default` is TRL as it comes (bf16 autocast, activation checkpointing)
-beside ours as it comes (fp32, none), `fp32` both in fp32 without checkpointing, `bf16` both in bf16 without. With
+beside ours in fp32 without, `fp32` both in fp32 without checkpointing, `bf16` both in bf16 without. With
 `--packing`, TRL packs rows of 1,024 tokens, 8 to a batch, and ours packs batches of 8,192. Nothing else should run.
 """
 
@@ -63,13 +63,14 @@ def main() -> None:
 
 def _ours(workloads: Path, overrides: list[str], options: argparse.Namespace) -> dict[str, object]:
     rows = "chat.jsonl" if options.packing else "first.jsonl"
-    batch = ["data.batch.packing=true", f"data.batch.tokens={BATCH * LENGTH}"] if options.packing else []
+    packing = "true" if options.packing else "false"
     return ours(
         "llm/sft",
         [
             f"model.path={workloads / 'llm'}", f"data.train={workloads / rows}", f"data.max_length={LENGTH}",
             f"data.batch.examples={BATCH}", "train.epochs=null", f"train.steps={options.steps + WARMUP}",
-            "optim.learning_rate=2e-5", *batch, *overrides,
+            "optim.learning_rate=2e-5", f"data.batch.packing={packing}", f"data.batch.tokens={BATCH * LENGTH}",
+            "train.accumulate=1", "train.gradient_checkpointing=false", "train.precision='32'", *overrides,
         ],
         options.threads,
     )  # fmt: skip
