@@ -20,8 +20,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## make speech, train a small Whisper on it, show what it learned (a few minutes)
 	$(BIN)/python -m luthier.modalities.asr.demo runs/demo
 
-test: install ## the default tests
-	$(BIN)/python -m pytest
+test: install ## the default tests, in two processes of one thread each
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: install ## with the slow tests, and those on the real data beside the clone
 	$(BIN)/python -m pytest -m 'not gpu'
