@@ -293,6 +293,17 @@ class Task(LightningModule, ABC):
         self.spikes.load_state_dict(checkpoint["spikes"])
 
 
+def compile_layers(model: Any) -> None:
+    """Compile a transformers model layer by layer, so that one compilation serves all of its layers.
+
+    Args:
+        model: names the classes of its layers in `_no_split_modules`, or has none to be compiled.
+    """
+    for module in model.modules():
+        if type(module).__name__ in (getattr(model, "_no_split_modules", None) or ()):
+            module.compile(dynamic=True)
+
+
 def _reason(count: float, applied: bool) -> Literal["", "non_finite", "nothing"]:
     return "" if applied else "non_finite" if count else "nothing"
 

@@ -28,9 +28,7 @@ class EmbeddingTask(task.Task):
         return self.model.parts
 
     def compile_parts(self) -> None:
-        for module in self.model.modules():
-            if type(module).__name__ in (getattr(self.model.transformer, "_no_split_modules", None) or ()):
-                module.compile(dynamic=True)
+        task.compile_layers(self.model.transformer)
 
     def measure(self) -> dict[str, float]:
         names = self.recipe.evaluate.mteb

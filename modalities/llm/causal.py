@@ -79,9 +79,7 @@ class CausalTask(task.Task):
         return self._causal[0]
 
     def compile_parts(self) -> None:
-        for module in self.causal.modules():
-            if type(module).__name__ in (self.causal._no_split_modules or ()):
-                module.compile(dynamic=True)
+        task.compile_layers(self.causal)
 
     # ------------------------------------------------------------------ loss
 

@@ -17,15 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sides import PEERS, WARMUP, alternate, compared, ours
+from sides import PEERS, TRL_SETTINGS, WARMUP, alternate, compared, ours
 
 BATCH, LENGTH = 8, 1024
-SETTINGS = {
-    "default": ([], []),
-    "fp32": (["--fp32", "--no-checkpointing"], []),
-    "bf16": (["--no-checkpointing"], ["train.precision=bf16-mixed"]),
-}
-"""Of each comparison: the peer's options, and our overrides."""
 
 
 def main() -> None:
@@ -34,12 +28,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--packing", action="store_true")
-    parser.add_argument("--settings", nargs="+", default=["default", "fp32"], choices=SETTINGS)
+    parser.add_argument("--settings", nargs="+", default=["default", "fp32"], choices=TRL_SETTINGS)
     parser.add_argument("--ours", nargs=2, metavar=("SETTING", "WORKLOADS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ours:
         setting, workloads = options.ours
-        print(json.dumps(_ours(Path(workloads), SETTINGS[setting][1], options)))
+        print(json.dumps(_ours(Path(workloads), TRL_SETTINGS[setting][1], options)))
         return
     table = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +44,7 @@ def main() -> None:
         common = ["--steps", str(options.steps), *(["--packing"] if options.packing else [])]
         for setting in options.settings:
             mine = [__file__, *common, "--threads", str(options.threads), "--ours", setting, folder]
-            peer = [str(PEERS / "trl_sft.py"), *common, "--workloads", folder, *SETTINGS[setting][0]]
+            peer = [str(PEERS / "trl_sft.py"), *common, "--workloads", folder, *TRL_SETTINGS[setting][0]]
             results = alternate({"peer": peer, "ours": mine}, options.repeats, options.threads)
             for runs in results.values():
                 for run in runs:

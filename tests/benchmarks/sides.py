@@ -15,6 +15,12 @@ from typing import Any
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 PEERS = SHARED / "peers"
 WARMUP = 2
+TRL_SETTINGS: dict[str, tuple[list[str], list[str]]] = {
+    "default": ([], []),
+    "fp32": (["--fp32", "--no-checkpointing"], []),
+    "bf16": (["--no-checkpointing"], ["train.precision=bf16-mixed"]),
+}
+"""Of each comparison with TRL: the peer's options, and our overrides of fp32 without activation checkpointing."""
 
 
 def ours(recipe: str, overrides: Sequence[str], threads: int) -> dict[str, Any]:

@@ -89,9 +89,9 @@ class PreferenceData(ChatData):
     """Rows are told apart by their keys."""
 
 
-class Config(Recipe):
-    task: PreferenceTask
-    """What is trained: the losses, and the reference."""
+class PreferenceRecipe(Recipe):
+    """What recipes of preferences, of pairs or of single answers, have in common."""
+
     model: PreferenceModel
     """What it starts from, and which parts are trained."""
     data: PreferenceData
@@ -101,6 +101,11 @@ class Config(Recipe):
 
     @model_validator(mode="after")
     def _known_ahead(self) -> Self:
-        if self.task.precompute_reference and self.data.streaming:
+        if getattr(self.task, "precompute_reference", False) and self.data.streaming:
             raise ValueError("precompute_reference needs the data at once; not with data.streaming")
         return self
+
+
+class Config(PreferenceRecipe):
+    task: PreferenceTask
+    """What is trained: the losses, and the reference."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from ....common.recipe import Recipe, TaskSection
-from ..config import ChatEvaluate
-from ..dpo.config import PreferenceData, PreferenceModel
+from ....common.recipe import TaskSection
+from ..dpo.config import PreferenceData, PreferenceRecipe
 
 
 class KtoTask(TaskSection):
@@ -25,18 +24,8 @@ class KtoTask(TaskSection):
     `OUTPUT/reference`."""
 
 
-class Config(Recipe):
+class Config(PreferenceRecipe):
     task: KtoTask
     """What is trained: the loss, and the reference."""
-    model: PreferenceModel
-    """What it starts from, and which parts are trained."""
     data: PreferenceData
     """What it is trained and evaluated on: rows of `prompt`, `completion` and `label`."""
-    evaluate: ChatEvaluate = ChatEvaluate()
-    """Evaluation during training and by `luthier evaluate`."""
-
-    @model_validator(mode="after")
-    def _known_ahead(self) -> Self:
-        if self.task.precompute_reference and self.data.streaming:
-            raise ValueError("precompute_reference needs the data at once; not with data.streaming")
-        return self

@@ -86,9 +86,7 @@ class Task(task.Task):
         return self._scorer[0]
 
     def compile_parts(self) -> None:
-        for module in self.scorer.modules():
-            if type(module).__name__ in (self.scorer._no_split_modules or ()):
-                module.compile(dynamic=True)
+        task.compile_layers(self.scorer)
 
     # ------------------------------------------------------------------ loss
 
