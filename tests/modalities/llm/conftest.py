@@ -12,21 +12,15 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from luthier.common import kinds, reading
-from luthier.common.checkpoint import directory
-from luthier.common.data.plan import Planned
-from luthier.common.data.processing import Batch, PlannedData
+from luthier.common import reading
 from luthier.common.data.rows import Row
-from luthier.common.training import curves, data
 from luthier.modalities.llm.chat import Chat
 from luthier.modalities.llm.conversation import Conversation, Text
 from luthier.modalities.llm.shapes import item
@@ -292,53 +286,6 @@ def recipe_of(model_of, rows_of, tree_of, tmp_path: Path, monkeypatch: pytest.Mo
         return tree_of(folder, file, tmp_path / output, *overrides, kind=kind)
 
     return make
-
-
-@pytest.fixture
-def task_of(recipe_of) -> Callable[..., SimpleNamespace]:
-    """The task of such a recipe, its training examples, and `batch(numbers)`, which joins some of them."""
-
-    def make(*overrides: str, weights: Path | None = None, **options: Any) -> SimpleNamespace:
-        recipe = recipe_of(*overrides, **options)
-        torch.manual_seed(0)
-        task = kinds.task(recipe.task.kind)(recipe, weights)
-        collected = data.gather(recipe, task.processing, "train")
-        assert collected is not None
-        made = PlannedData(task.processing, collected.examples, 0)
-
-        def batch(numbers: Sequence[int]) -> Batch:
-            return made[Planned(0, 0, tuple(numbers))]
-
-        return SimpleNamespace(
-            recipe=recipe, task=task, examples=collected.examples, report=collected.report, batch=batch
-        )
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def left() -> SimpleNamespace:
-    """What a run has left: `steps`, the newest checkpoint's `model` folder and `weights`, and `curve(folder, name)`."""
-
-    def checkpoints(folder: Path) -> list[Path]:
-        return directory.committed(folder / "checkpoints")
-
-    def weights(folder: Path) -> dict[str, torch.Tensor]:
-        files = sorted((checkpoints(folder)[-1] / "model").glob("*model.safetensors"))
-        return load_file(files[0])
-
-    def curve(folder: Path, name: str = "train/loss") -> list[tuple[int, str]]:
-        found = curves.read(folder / "curves.csv")
-        return [(int(row["step"]), row["value"]) for row in found if row["name"] == name]
-
-    return SimpleNamespace(
-        checkpoints=checkpoints,
-        steps=lambda folder: [directory.step_of(one) for one in checkpoints(folder)],
-        model=lambda folder: checkpoints(folder)[-1] / "model",
-        weights=weights,
-        curve=curve,
-        values=lambda folder, name="train/loss": [float(value) for _, value in curve(folder, name)],
-    )
 
 
 JOBS = """

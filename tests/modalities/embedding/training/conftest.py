@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from luthier.common import kinds, reading
-from luthier.common.checkpoint import directory
-from luthier.common.data.plan import Planned
-from luthier.common.data.processing import Batch, PlannedData
-from luthier.common.training import curves, data
+from luthier.common import reading
 
 LETTERS = "abcdefgh"
 BERT = {"embedding.dense": "BertModel", "embedding.sparse": "BertForMaskedLM", "embedding.multi_vector": "BertModel"}
@@ -88,48 +82,3 @@ def recipe_of(bert_of, rows_of, pairs, tree_of, tmp_path: Path, monkeypatch: pyt
         return tree_of(folder, file, tmp_path / output, *overrides, kind=kind)
 
     return make
-
-
-@pytest.fixture
-def task_of(recipe_of) -> Callable[..., SimpleNamespace]:
-    """The task of such a recipe, its training examples, and `batch(numbers)`, which collates some of them."""
-
-    def make(*overrides: str, weights: Path | None = None, **options: Any) -> SimpleNamespace:
-        recipe = recipe_of(*overrides, **options)
-        torch.manual_seed(0)
-        task = kinds.task(recipe.task.kind)(recipe, weights)
-        collected = data.gather(recipe, task.processing, "train")
-        assert collected is not None
-        made = PlannedData(task.processing, collected.examples, 0)
-
-        def batch(numbers: Sequence[int]) -> Batch:
-            return made[Planned(0, 0, tuple(numbers))]
-
-        return SimpleNamespace(
-            recipe=recipe, task=task, examples=collected.examples, report=collected.report, batch=batch
-        )
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def left() -> SimpleNamespace:
-    """What a run has left: `steps`, its `checkpoints`, the newest one's `weights`, and `curve(folder, name)`."""
-
-    def checkpoints(folder: Path) -> list[Path]:
-        return directory.committed(folder / "checkpoints")
-
-    def weights(folder: Path) -> dict[str, torch.Tensor]:
-        return load_file(sorted((checkpoints(folder)[-1] / "model").glob("*model.safetensors"))[0])
-
-    def curve(folder: Path, name: str = "train/loss") -> list[tuple[int, str]]:
-        found = curves.read(folder / "curves.csv")
-        return [(int(row["step"]), row["value"]) for row in found if row["name"] == name]
-
-    def values(folder: Path, name: str = "train/loss") -> list[float]:
-        return [float(value) for _, value in curve(folder, name)]
-
-    def steps(folder: Path) -> list[int]:
-        return [directory.step_of(one) for one in checkpoints(folder)]
-
-    return SimpleNamespace(checkpoints=checkpoints, weights=weights, curve=curve, values=values, steps=steps)
