@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....common.data.processing import Processing, Shown
+from ....common.data.processing import Shown
 from ....common.errors import BadExample
-from ....common.recipe import Source
-from .. import audio, cache, manifest
-from ..augment import Augment
+from ..audio import Wave
 from ..features import LogMel, draw
+from ..processing import SpeechProcessing, check_alignable
 from ..utterance import Utterance
 from .config import Config
 from .model import FRAMES_PER_POSITION, load_generation_config, load_processor
@@ -43,7 +41,7 @@ class Encoded:
     key: str | None
 
 
-class WhisperProcessing(Processing[Utterance]):
+class WhisperProcessing(SpeechProcessing):
     """What Whisper does with utterances.
 
     Args:
@@ -51,71 +49,41 @@ class WhisperProcessing(Processing[Utterance]):
         path: model directory; its tokenizer, feature and generation settings are used.
     """
 
-    unit = "seconds"
-
     def __init__(self, recipe: Config, path: str):
         from transformers import AutoConfig
 
         self.recipe = recipe
         self.processor = load_processor(path)
+        self.mel = LogMel.from_extractor(self.processor.feature_extractor)
+        super().__init__(recipe.data, self.mel.rate, self.mel.max_samples)
         self.generation = load_generation_config(path)
         config = AutoConfig.from_pretrained(recipe.model.path if recipe.model.lora else path)  # an adapter has none
         self.targets = Targets(self.processor.tokenizer, self.generation, recipe.task, config.max_target_positions)
-        self.mel = LogMel.from_extractor(self.processor.feature_extractor)
-        self.augment = Augment(recipe.data.augment, self.mel.rate)
-        longest = min(recipe.data.audio.max_seconds, self.mel.max_samples / self.mel.rate)
-        self.audio = recipe.data.audio.model_copy(update={"max_seconds": longest})
-        settings = recipe.data.cache
-        self.cache = cache.FeatureCache(settings.folder, int(settings.max_gb * 1e9)) if settings.folder else None
 
-    # ------------------------------------------------------------------ examples
+    @property
+    def settings(self) -> str:
+        return self.mel.settings
 
-    def read(self, source: Source) -> Iterator[Utterance | BadExample]:
-        return manifest.utterances(source.path, source.split, source.label)
+    def features(self, wave: Wave) -> Tensor:
+        return self.mel(wave)
 
-    def examine(self, example: Utterance, training: bool) -> list[Utterance]:
-        pieces = audio.examine(example, self.audio, self.mel.rate)
-        for piece in pieces:
-            if not training:  # a text that can't be trained on is still a reference
-                self.targets.control(piece)
-                continue
-            target = self.targets.target(piece)
-            if self.recipe.task.ctc_weight:
-                self._check_alignable(piece, target)
-        return pieces
-
-    def _check_alignable(self, utterance: Utterance, target: Target) -> None:
-        """CTC needs a frame for each token and one more between equal neighbours, at the fastest speed too."""
-        ids = target.text[:-1]
-        needed = len(ids) + sum(a == b for a, b in pairwise(ids))
-        shortest = (utterance.duration or 0.0) / max([1.0, *self.recipe.data.augment.speed])
-        present = int(shortest * self.mel.rate) // self.mel.hop // FRAMES_PER_POSITION
-        if present < needed:
-            raise BadExample(
-                "too_short_for_ctc",
-                "the audio has fewer frames than its text needs for CTC",
-                where=utterance.where,
-                given=f"{present} frames",
-                expected=f"at least {needed}",
-            )
-
-    def cost(self, example: Utterance) -> float:
-        return example.duration or 0.0
+    def check(self, utterance: Utterance, training: bool) -> None:
+        if not training:  # a text that can't be trained on is still a reference
+            self.targets.control(utterance)
+            return
+        target = self.targets.target(utterance)
+        if self.recipe.task.ctc_weight:
+            frames = self.shortest(utterance) // self.mel.hop // FRAMES_PER_POSITION
+            check_alignable(utterance, target.text[:-1], frames)
 
     # ------------------------------------------------------------------ encoding
 
     def encode(self, example: Utterance, generator: np.random.Generator | None) -> Encoded:
-        if self.cache is not None:
-            mel, key = self._cached(example)
-            stretch = 1.0
-        else:
-            wave = audio.read(example, self.mel.rate, self.audio.channel)
-            heard = wave if generator is None else self.augment.wave(wave, generator, self.mel.max_samples)
-            mel, key, stretch = self.mel(heard), None, len(heard) / len(wave)
-        fill = self.mel.pad_value(mel)
+        heard = self.hear(example, generator)
+        mel, fill = heard.features, self.mel.pad_value(heard.features)
         if generator is not None:
             mel = self.augment.features(mel, generator)
-        return Encoded(mel, fill, self._target(example, generator is not None, stretch), example, key)
+        return Encoded(mel, fill, self._target(example, generator is not None, heard.stretch), example, heard.key)
 
     def _target(self, example: Utterance, training: bool, stretch: float) -> Target:
         try:
@@ -124,17 +92,6 @@ class WhisperProcessing(Processing[Utterance]):
             if training:
                 raise
             return self.targets.unasked(example)
-
-    def _cached(self, example: Utterance) -> tuple[Tensor, str]:
-        """Features in the precision of the cache, whether they come from it or are new, so that a resumed run, which
-        finds more there, computes the same."""
-        assert self.cache is not None
-        key = cache.key(example, f"{self.mel.settings} channel={self.audio.channel}")
-        found = self.cache.get(key)
-        if found is None:
-            found = self.mel(audio.read(example, self.mel.rate, self.audio.channel)).half()
-            self.cache.put(key, found)
-        return found.float(), key
 
     def collate(self, encoded: Sequence[Encoded], generator: np.random.Generator | None) -> dict[str, Any]:
         """A batch.

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ....common import task
 from ....common.data.processing import Batch
 from ....common.losses import TokenLoss, linear_cross_entropy
 from ....common.record import model_hash
 from ....common.task import LossSum, Predicted
 from ..losses import ctc
-from ..metrics import Scored, score
+from ..task import SpeechTask
 from .config import Config
 from .model import FRAMES_PER_POSITION, decode, encode, load_model
 from .processing import WhisperProcessing, path_of
@@ -27,10 +26,8 @@ from .tokens import language_token
 log = logging.getLogger(__name__)
 
 
-class Task(task.Task):
+class Task(SpeechTask):
     """Fine-tunes Whisper: the whole model, its decoder, or an adapter."""
-
-    metrics: ClassVar[dict[str, str]] = {"wer": "min", "wer_raw": "min", "cer": "min", "cer_raw": "min", "loss": "min"}
 
     recipe: Config
     processing: WhisperProcessing
@@ -126,9 +123,7 @@ class Task(task.Task):
             language = self.processing.targets.language(utterance)
             if self.recipe.task.task == "translate" or (language is None and not self.processing.targets.multilingual):
                 language = "en"  # that of the text
-            fields = {"source": utterance.source, "speaker": utterance.speaker, **utterance.extra}
-            fields = {name: fields.get(name) for name in self.recipe.evaluate.slices if fields.get(name) is not None}
-            records.append(Scored(utterance.text, hypothesis, language, utterance.where, utterance.duration, fields))
+            records.append(self.record(utterance, hypothesis, language))
         return Predicted(records, self._cross_entropy(encoded, data))
 
     def transcribe(self, encoded: Tensor, prefixes: Sequence[Sequence[int]]) -> list[str]:
@@ -168,16 +163,9 @@ class Task(task.Task):
         )
         return ids[:, prompts.shape[1] :]
 
-    def score(self, records: Sequence[Any]) -> dict[str, Any]:
-        spelling = getattr(self.processing.processor.tokenizer, "english_spelling_normalizer", None)
-        return score(records, self.recipe.evaluate.slices, spelling or None)
-
-    def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
-        step = max(1, len(records) // max(1, number))
-        return [
-            {"where": item.where, "reference": item.reference, "hypothesis": item.hypothesis}
-            for item in records[::step][:number]
-        ]
+    @property
+    def spelling(self) -> Mapping[str, str] | None:
+        return getattr(self.processing.processor.tokenizer, "english_spelling_normalizer", None) or None
 
     # ------------------------------------------------------------------ saving
 

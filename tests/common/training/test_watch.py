@@ -94,7 +94,7 @@ def test_a_rank_that_hangs_is_named_with_what_it_does(toy_module: Any, ended: di
     pid = found.pids[1]
     assert found.errors[0].startswith("error: rank 1 does not answer, and the others wait for it\n")
     where = (
-        rf"given:    loading the batch after batch 3, at \S+launch.py:\d+ in _do \(process {pid} on .+\), for (\d+) s"
+        rf"given:    loading the batch after batch 3, at .+launch.py:\d+ in _do \(process {pid} on .+\), for (\d+) s"
     )
     seconds = re.search(where, found.errors[0])
     assert seconds is not None, found.errors[0]

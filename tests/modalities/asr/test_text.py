@@ -32,7 +32,8 @@ def test_equals_whisper_where_there_is_no_mark(language, text):
     assert normalize(text, language) == whisper_basic(text).strip()
 
 
-@given(st.text(alphabet=st.characters(exclude_categories=["Mn", "Mc", "Me", "Cf", "Cs"], exclude_characters="İ")))
+# Unassigned ones (Cn) are left out: `regex` may know a newer Unicode than Python does, where they are marks.
+@given(st.text(alphabet=st.characters(exclude_categories=["Mn", "Mc", "Me", "Cf", "Cs", "Cn"], exclude_characters="İ")))
 @settings(max_examples=200, deadline=None)
 def test_equals_whisper_on_any_text_that_has_no_mark(text):
     composed = unicodedata.normalize("NFKC", text)
