@@ -2,9 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+NEMO := .venv-nemo
 KILLS ?= 200
 
-.PHONY: help install demo test test-all faults lint lock bench clean
+.PHONY: help install nemo demo test test-nemo test-all faults lint lock bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -17,11 +18,22 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
 	@touch $@
 
+nemo: $(NEMO)/.installed ## a second environment over the first, with NeMo and the Lightning that it is bound to
+
+$(NEMO)/.installed: $(STAMP) constraints-nemo.txt
+	@test -x $(NEMO)/bin/python || $(PYTHON) -m venv $(NEMO)
+	@printf '%s\n' "$(CURDIR)/$$(echo .venv/lib/python*/site-packages)" "$(CURDIR)/src" > $$(echo $(NEMO)/lib/python*/site-packages)/below.pth
+	$(NEMO)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-nemo.txt 'nemo-toolkit[asr]' lightning
+	@touch $@
+
 demo: install ## make speech, train a small Whisper on it, show what it learned (a few minutes)
 	$(BIN)/python -m luthier.modalities.asr.demo runs/demo
 
 test: install ## the default tests, in two processes of one thread each
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-nemo: nemo ## the default tests with the Lightning that NeMo is bound to, and those of NeMo
+	OMP_NUM_THREADS=1 $(NEMO)/bin/python -m pytest -n 2 --dist loadfile
 
 test-all: install ## with the slow tests, and those on the real data beside the clone
 	$(BIN)/python -m pytest -m 'not gpu'

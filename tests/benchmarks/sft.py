@@ -1,11 +1,13 @@
 """Supervised fine-tuning beside TRL's SFTTrainer, on the same conversations in the same run.
 
-    python tests/benchmarks/sft.py [--steps 8] [--repeats 3] [--settings default fp32 bf16]
+    python tests/benchmarks/sft.py [--steps 8] [--repeats 3] [--settings default fp32 bf16] [--vocabulary 128000]
 
 Needs TRL (`pip install trl`) and `../shared` (the peer's script) beside the clone. Both sides train the same model on
 the same rows; TRL pads them, we join them. `default` is TRL as it comes (bf16 autocast, activation checkpointing)
 beside ours in fp32 without, `fp32` both in fp32 without checkpointing, `bf16` both in bf16 without. With
-`--packing`, TRL packs rows of 1,024 tokens, 8 to a batch, and ours packs batches of 8,192. Nothing else should run.
+`--packing`, TRL packs rows of 1,024 tokens, 2 to a batch (its fastest on a CPU, where it attends over the whole batch),
+and ours packs batches of 2,048. `--vocabulary` gives the model so many tokens, as today's have. Nothing else should
+run.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 
 from sides import PEERS, TRL_SETTINGS, WARMUP, alternate, compared, ours
 
-BATCH, LENGTH = 8, 1024
+BATCH, PACKED, LENGTH = 8, 2, 1024
 
 
 def main() -> None:
@@ -28,6 +30,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--packing", action="store_true")
+    parser.add_argument("--vocabulary", type=int, help="tokens of the model; default: the peer's 16,384")
     parser.add_argument("--settings", nargs="+", default=["default", "fp32"], choices=TRL_SETTINGS)
     parser.add_argument("--ours", nargs=2, metavar=("SETTING", "WORKLOADS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -41,18 +44,30 @@ def main() -> None:
         subprocess.run(made, check=True, capture_output=True)
         rows = Path(folder, "chat.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         Path(folder, "first.jsonl").write_text("".join(rows[: BATCH * (options.steps + WARMUP)]), encoding="utf-8")
+        if options.vocabulary:
+            _enlarge(Path(folder, "llm"), options.vocabulary)
         common = ["--steps", str(options.steps), *(["--packing"] if options.packing else [])]
+        batch = ["--batch", str(PACKED if options.packing else BATCH)]
         for setting in options.settings:
             mine = [__file__, *common, "--threads", str(options.threads), "--ours", setting, folder]
-            peer = [str(PEERS / "trl_sft.py"), *common, "--workloads", folder, *TRL_SETTINGS[setting][0]]
+            peer = [str(PEERS / "trl_sft.py"), *common, "--workloads", folder, *batch, *TRL_SETTINGS[setting][0]]
             results = alternate({"peer": peer, "ours": mine}, options.repeats, options.threads)
             for runs in results.values():
                 for run in runs:
                     trained = run.get("counts", run)["trained_tokens"]
                     run["trained_tokens_per_second"] = trained / run["seconds"]
             name = f"sft{'_packing' if options.packing else ''}_{setting}"
+            name += f"_{options.vocabulary}" if options.vocabulary else ""
             table[name] = compared(results["ours"], results["peer"], "trained_tokens_per_second")
     print(json.dumps(table, indent=1))
+
+
+def _enlarge(model: Path, vocabulary: int) -> None:
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    loaded.resize_token_embeddings(vocabulary)
+    loaded.save_pretrained(model)
 
 
 def _ours(workloads: Path, overrides: list[str], options: argparse.Namespace) -> dict[str, object]:
@@ -63,7 +78,7 @@ def _ours(workloads: Path, overrides: list[str], options: argparse.Namespace) ->
         [
             f"model.path={workloads / 'llm'}", f"data.train={workloads / rows}", f"data.max_length={LENGTH}",
             f"data.batch.examples={BATCH}", "train.epochs=null", f"train.steps={options.steps + WARMUP}",
-            "optim.learning_rate=2e-5", f"data.batch.packing={packing}", f"data.batch.tokens={BATCH * LENGTH}",
+            "optim.learning_rate=2e-5", f"data.batch.packing={packing}", f"data.batch.tokens={PACKED * LENGTH}",
             "train.accumulate=1", "train.gradient_checkpointing=false", "train.precision='32'", *overrides,
         ],
         options.threads,
