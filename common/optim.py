@@ -11,11 +11,14 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from .errors import CheckpointError, ModelError
+from .errors import CheckpointError, ModelError, missing_extra
 from .recipe import OptimSection
 
 if TYPE_CHECKING:
     from .task import Task
+
+EIGHT_BIT = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}
+"""bitsandbytes' optimizers that keep their state in 8 bits."""
 
 DECAY_SHARE = 0.2
 """Last part of a `wsd` schedule, in which the rate falls."""
@@ -56,9 +59,21 @@ def optimizer(module: nn.Module, section: OptimSection, fused: bool = True) -> t
         return torch.optim.SGD(parameters, lr=section.learning_rate, momentum=section.momentum)
     if section.name == "adafactor":
         return torch.optim.Adafactor(parameters, lr=section.learning_rate)
+    if section.name in EIGHT_BIT:
+        return _eight_bit(section, parameters)
     return torch.optim.AdamW(
         parameters, lr=section.learning_rate, betas=section.betas, eps=section.eps, fused=fused or None
     )
+
+
+def _eight_bit(section: OptimSection, parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    try:
+        from bitsandbytes import optim as eight_bit
+    except ImportError as error:
+        raise missing_extra("bitsandbytes", "quantized") from error
+    kind = getattr(eight_bit, EIGHT_BIT[section.name])
+    made: torch.optim.Optimizer = kind(parameters, lr=section.learning_rate, betas=section.betas, eps=section.eps)
+    return made
 
 
 def factor(section: OptimSection, step: int, total: int) -> float:

@@ -160,9 +160,14 @@ class GroupSection(Section):
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
+Quantization = Literal["none", "nf4"]
+"""How a frozen base is kept: as it is, or as 4-bit NormalFloat (QLoRA, arXiv:2305.14314)."""
+
+
 class OptimSection(Section):
-    name: Literal["adamw", "sgd", "adafactor"] = "adamw"
-    """Optimizer, by torch's names."""
+    name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "sgd", "adafactor"] = "adamw"
+    """Optimizer, by torch's names; AdamW also with its moments in 8 bits (bitsandbytes, arXiv:2110.02861), and those in
+    paged memory, which a CUDA device moves to the host when it is short of memory."""
     learning_rate: float = Field(1e-4, gt=0)
     """Peak learning rate."""
     weight_decay: float = Field(0.01, ge=0)

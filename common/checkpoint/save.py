@@ -161,8 +161,9 @@ def in_background(work: Callable[[], None]) -> Future[None]:
     return result
 
 
-STATE_COPIES = {"adamw": 3, "sgd": 2, "adafactor": 2}
-"""Values in `state/` for each trained parameter: itself and the optimizer's moments (at most)."""
+STATE_COPIES = {"adamw": 3, "adamw_8bit": 2, "paged_adamw_8bit": 2, "sgd": 2, "adafactor": 2}
+"""Values in `state/` for each trained parameter: itself and the optimizer's moments (at most, small parameters aside,
+which keep whole moments)."""
 
 
 def estimate(task: Task, model: int | None = None) -> int:

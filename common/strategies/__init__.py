@@ -14,6 +14,7 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from ..errors import RecipeError
+from ..optim import EIGHT_BIT
 from ..recipe import Recipe, TrainSection
 
 
@@ -99,5 +100,7 @@ def refuse(recipe: Recipe, model: Any = None) -> None:
     whole = section.strategy in ("auto", "ddp")
     if not whole and getattr(recipe.model, "quantization", "none") != "none":
         reason = "a quantised base can't be cut over devices; use ddp"
+    if not whole and recipe.optim.name in EIGHT_BIT:
+        reason = f"{recipe.optim.name} can't be cut over devices; use ddp"
     if reason:
         raise RecipeError("the strategy can't work here", where="train.strategy", given=section.strategy, do=reason)

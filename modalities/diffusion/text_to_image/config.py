@@ -6,7 +6,15 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ....common.recipe import BatchSection, DataSection, EvaluateSection, ModelSection, Recipe, TaskSection
+from ....common.recipe import (
+    BatchSection,
+    DataSection,
+    EvaluateSection,
+    ModelSection,
+    Quantization,
+    Recipe,
+    TaskSection,
+)
 from ..sections import (
     CacheSection,
     CaptionSection,
@@ -47,6 +55,9 @@ class ImageModel(ModelSection):
     """New words whose embeddings are learned, alone (with `freeze_denoiser`) or beside an adapter (pivotal tuning)."""
     freeze_denoiser: bool = False
     """Leave the denoiser as it is, so that only new words or text encoders are trained."""
+    quantization: Quantization = "none"
+    """Keep the linear layers of the frozen denoiser in 4 bits (QLoRA, arXiv:2305.14314); needs `lora`, and is slow on a
+    CPU."""
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay of an average of the trained weights over the steps (EMA), such as 0.999; the average is what is evaluated
     and saved. It warms up: at step n the decay is at most (1 + n) / (10 + n)."""

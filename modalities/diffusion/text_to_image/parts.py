@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ....common.quantized import quantise
 from ....common.record import model_hash
 from .. import adapters, tokens
 from ..model import Facts, facts, load, modules
@@ -43,7 +44,9 @@ class Parts:
         self._prepare(weights)
 
     def _prepare(self, weights: Path | None) -> None:
-        section, denoiser = self.recipe.model, self.denoiser
+        section, denoiser, precision = self.recipe.model, self.denoiser, self.recipe.train.precision
+        if section.quantization != "none":
+            quantise(denoiser, precision, section.lora is not None)
         for name, adapter in self.adapted.items():
             where = "model.lora" if name == self.family.denoiser else "model.text_encoder_lora"
             adapters.put_in(modules(self.pipe)[name], adapter, where)
@@ -53,7 +56,7 @@ class Parts:
             denoiser.requires_grad_(True)
         if weights is not None:
             self._restore(weights)
-        if self.recipe.train.precision == "bf16-mixed" and section.lora and adapters.is_plain(section.lora):
+        if precision == "bf16-mixed" and section.lora and adapters.is_plain(section.lora):
             adapters.lower_base(denoiser, torch.bfloat16)
         if self.recipe.train.gradient_checkpointing:
             denoiser.enable_gradient_checkpointing()
