@@ -9,7 +9,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,6 +195,8 @@ os.register_at_fork(after_in_child=_forget)
 def _same_training(recipe: Recipe, folder: Path) -> None:
     """Raise if the folder's run trains something else than this recipe."""
     saved = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
+    with suppress(ValueError):  # fields that are newer than the run have their defaults
+        saved = type(recipe).model_validate(saved).model_dump(mode="json")
     here, there = _leaves(recipe.model_dump(mode="json")), _leaves(saved)
     for leaves in (here, there):  # strategies of one family read each other's checkpoints
         leaves["train.strategy"] = family(leaves.get("train.strategy", "auto"))

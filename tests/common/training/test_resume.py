@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 import torch
 from lightning.pytorch import Callback, Trainer
 
@@ -391,6 +392,21 @@ def test_another_recipe_is_refused_with_what_changed(toy: Any, make: Callable[..
     assert "train.fresh=true" in message
     assert "train.epochs" not in message
     assert toy.curve(tmp_path / "out") == curve
+
+
+def test_a_run_of_an_older_version_lacks_new_fields_and_goes_on(
+    toy: Any, make: Callable[..., Any], tmp_path: Path
+) -> None:
+    """What a recipe could not say then has its default; a field with another value is a change as ever."""
+    train(make("out", "train.epochs=0.5"))
+    file = tmp_path / "out" / "recipe.yaml"
+    saved = yaml.safe_load(file.read_text(encoding="utf-8"))
+    del saved["optim"]["clip_norm"], saved["task"]["dropout"]
+    file.write_text(yaml.safe_dump(saved), encoding="utf-8")
+    dropout = type(make("other").task).model_fields["dropout"].default
+    assert train(make("out", "train.epochs=0.5", f"task.dropout={dropout}")).folder == tmp_path / "out"
+    with pytest.raises(CheckpointError, match="optim.clip_norm"):
+        train(make("out", "train.epochs=0.5", f"task.dropout={dropout}", "optim.clip_norm=3"))
 
 
 def test_what_does_not_change_the_training_may_change(toy: Any, make: Callable[..., Any], tmp_path: Path) -> None:
