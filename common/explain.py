@@ -42,6 +42,16 @@ def _one(place: str, items: Sequence[Mapping[str, Any]], model: type[BaseModel],
     if item["type"] == "extra_forbidden":
         key = path[-1]
         return RecipeError("unknown key", where=where, given=key, expected=nearest(key, _fields_at(model, path[:-1])))
+    if item["type"] == "union_tag_invalid":
+        tags = [tag.strip().strip("'") for tag in item["ctx"]["expected_tags"].split(",")]
+        return RecipeError(
+            f"unknown {_kind(item)}",
+            where=where,
+            given=item["ctx"]["tag"],
+            expected=nearest(str(item["ctx"]["tag"]), tags),
+        )
+    if item["type"] == "union_tag_not_found":
+        return RecipeError(f"the section has no {_kind(item)}", where=where, do=f"say with {_kind(item)} what it is")
     if item["type"] == "missing":
         return RecipeError("missing", where=where, do=f"write it in the recipe, or add {place}=... to the command")
     messages = [found["msg"].removeprefix("Value error, ") for found in items]
@@ -50,21 +60,23 @@ def _one(place: str, items: Sequence[Mapping[str, Any]], model: type[BaseModel],
     return RecipeError(joined, where=where, given=given)
 
 
+def _kind(item: Mapping[str, Any]) -> str:
+    """The key by which a section is one of several."""
+    return str(item["ctx"]["discriminator"]).strip("'")
+
+
 def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Names of the fields of the section that `path` leads to."""
+    """Names of the fields of the section that `path` leads to; of sections told apart by their kind, it names that."""
+    options = [model]
     for name in path:
-        field = model.model_fields.get(name)
-        inner = _section_in(field.annotation) if field else None
-        if inner is not None:
-            model = inner
-    return list(model.model_fields)
+        named = [one for one in options if "kind" in one.model_fields and one.model_fields["kind"].default == name]
+        fields = [one.model_fields[name] for one in options if name in one.model_fields]
+        inner = named or (_sections_in(fields[0].annotation) if fields else [])
+        options = inner or options
+    return list(options[0].model_fields)
 
 
-def _section_in(annotation: Any) -> type[BaseModel] | None:
+def _sections_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for part in getattr(annotation, "__args__", ()):
-        found = _section_in(part)
-        if found is not None:
-            return found
-    return None
+        return [annotation]
+    return [found for part in getattr(annotation, "__args__", ()) for found in _sections_in(part)]

@@ -155,7 +155,7 @@ def _file_rows(path: Path, split: str | None, source: str, cursor: Cursor) -> It
 
 
 def _table(path: Path, source: str, cursor: Cursor) -> Iterator[Item]:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
     try:
         schema, batches, first = _open_table(path, cursor.place or 0)
@@ -236,7 +236,7 @@ def _is_media(kind: Any) -> bool:
 
 def _values(column: Any, name: str, stores: Mapping[str, Any], first: int) -> list[Any]:
     """A column's values; media stay where they are and are only referred to."""
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
+    import pyarrow.compute as pc
 
     if name not in stores:
         return list(column.to_pylist())

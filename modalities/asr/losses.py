@@ -7,18 +7,20 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def ctc(logits: Tensor, frames: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
+def ctc(logits: Tensor, frames: Tensor, labels: Tensor, lengths: Tensor, blank: int = -1) -> Tensor:
     """Summed connectionist temporal classification loss (Graves et al., ICML 2006).
 
     Args:
-        logits: [B, T, V + 1]; the last class is the blank.
+        logits: [B, T, V], one of the classes the blank.
         frames: [B] frames of real audio.
         labels: [N] token ids of all examples, one after the other.
         lengths: [B] number of labels of each.
+        blank: class of the blank; -1: the last one.
 
     Returns:
         Scalar, in nats, float32; infinite where an example has fewer frames than its labels need.
     """
     log_probabilities = functional.log_softmax(logits.float(), dim=-1).transpose(0, 1)
     frames = torch.clamp(frames, max=logits.shape[1])
-    return functional.ctc_loss(log_probabilities, labels, frames, lengths, blank=logits.shape[-1] - 1, reduction="sum")
+    blank %= logits.shape[-1]
+    return functional.ctc_loss(log_probabilities, labels, frames, lengths, blank=blank, reduction="sum")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...common.errors import DataError, missing_extra
 from .text import is_unsegmented, normalize, words
+from .utterance import Segment
 
 if TYPE_CHECKING:
     from jiwer import CharacterOutput, WordOutput
@@ -31,6 +32,10 @@ class Scored:
         where: place in the source, `file:line`.
         duration: length of the audio in seconds.
         fields: other fields that a slice may name, such as `source` or `speaker`.
+        part: number of the piece, from 0, and number of pieces, where a long recording is transcribed in pieces; the
+            reference is that of the whole.
+        times: words or stretches of the hypothesis with the times at which they are said, from the recording's start.
+        segments: stretches of the reference with their times.
     """
 
     reference: str
@@ -39,6 +44,9 @@ class Scored:
     where: str = ""
     duration: float | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+    part: tuple[int, int] = (0, 1)
+    times: tuple[Segment, ...] = ()
+    segments: tuple[Segment, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -233,6 +241,12 @@ def _worst(rows: Sequence[_Row]) -> list[dict[str, Any]]:
         }
         for row in wrong[:_WORST]
     ]
+
+
+def words_output(reference: str, hypothesis: str) -> WordOutput:
+    """jiwer's alignment of the words of two texts, taken as they are."""
+    output: WordOutput = _jiwer().process_words(reference, hypothesis)
+    return output
 
 
 def _jiwer() -> Any:

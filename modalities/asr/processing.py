@@ -18,6 +18,7 @@ from . import audio, cache, manifest
 from .audio import Wave
 from .augment import Augment
 from .config import SpeechData
+from .long.cut import Voices
 from .utterance import Utterance
 
 
@@ -56,6 +57,7 @@ class SpeechProcessing(Processing[Utterance]):
         self.fastest = max([1.0, *section.augment.speed])
         longest = section.audio.max_seconds if max_samples is None else max_samples / rate
         self.audio = section.audio.model_copy(update={"max_seconds": min(section.audio.max_seconds, longest)})
+        self.voices = Voices(self.audio, rate) if self.audio.voice is not None else None
         folder, most = section.cache.folder, int(section.cache.max_gb * 1e9)
         self.cache = cache.FeatureCache(folder, most) if folder else None
 
@@ -80,7 +82,10 @@ class SpeechProcessing(Processing[Utterance]):
         return manifest.utterances(source.path, source.split, source.label)
 
     def examine(self, example: Utterance, training: bool) -> list[Utterance]:
-        pieces = audio.examine(example, self.audio, self.rate)
+        if self.voices is not None and not training:
+            pieces = self.voices.pieces(example)
+        else:
+            pieces = audio.examine(example, self.audio, self.rate)
         for piece in pieces:
             self.check(piece, training)
         return pieces
@@ -100,8 +105,12 @@ class SpeechProcessing(Processing[Utterance]):
             features, key = self._cached(example, self.cache)
             return Heard(features, key, 1.0)
         wave = audio.read(example, self.rate, self.audio.channel)
-        heard = wave if generator is None else self.augment.wave(wave, generator, self.max_samples)
+        heard = wave if generator is None else self.vary(wave, generator)
         return Heard(self.features(heard), None, len(heard) / len(wave))
+
+    def vary(self, wave: Wave, generator: np.random.Generator) -> Wave:
+        """The training's random changes of the audio."""
+        return self.augment.wave(wave, generator, self.max_samples)
 
     def _cached(self, example: Utterance, folder: cache.FeatureCache) -> tuple[Tensor, str]:
         """Features in the precision of the cache, whether they come from it or are new, so that a resumed run, which

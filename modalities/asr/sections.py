@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ...common.recipe import LocalOrHub, Section
 
+
+def _pairs(value: Any) -> Any:
+    return tuple(value.items()) if isinstance(value, Mapping) else value
+
+
+Pairs = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_pairs)]
+"""A mapping, kept as pairs, which can't be changed."""
+
 ChannelRule = Literal["first", "mean"] | Annotated[int, Field(ge=0, strict=True)]
 Range = tuple[float, float]
+
+
+class VoiceSection(Section):
+    """Cutting of recordings by voice activity (Silero VAD)."""
+
+    threshold: float = Field(0.5, gt=0, lt=1)
+    """Probability above which there is speech."""
+    min_silence_seconds: float = Field(0.3, gt=0)
+    """Shortest silence at which speech ends, in seconds."""
+    pad_seconds: float = Field(0.2, ge=0)
+    """Audio kept before and after speech, in seconds."""
+    piece_seconds: float | None = Field(None, gt=1)
+    """Longest piece, in seconds; null: what the model takes, `max_seconds` at most."""
 
 
 class AudioSection(Section):
@@ -24,6 +46,9 @@ class AudioSection(Section):
     """Longest example, in seconds; audio is never clipped to it."""
     over_long: Literal["refuse", "segment"] = "refuse"
     """Longer examples: refuse them, or cut them at the borders of their `segments` (refused without any)."""
+    voice: VoiceSection | None = None
+    """In an evaluation, longer examples are cut by voice activity, transcribed in pieces and scored as a whole;
+    absent: `over_long` applies to them."""
     silence_dbfs: float = Field(-60.0, le=0)
     """Audio whose peak, after the channels are mixed, is below this level counts as silent; dB of full scale."""
     duration_tolerance: float = Field(0.1, ge=0)

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ...common import task
+from .long.join import joined
+from .long.times import compared
 from .metrics import Scored, score
-from .utterance import Utterance
+from .utterance import Segment, Utterance
 
 
 class SpeechTask(task.Task):
@@ -18,17 +20,25 @@ class SpeechTask(task.Task):
 
     recipe: Any
 
-    def record(self, utterance: Utterance, hypothesis: str, language: str | None) -> Scored:
+    def record(
+        self, utterance: Utterance, hypothesis: str, language: str | None, times: Sequence[Segment] = ()
+    ) -> Scored:
         """A transcript beside its reference.
 
         Args:
             utterance: what was transcribed.
             hypothesis: the transcript.
             language: that of the text, which decides how it is normalised.
+            times: words or stretches of the transcript with their times from the utterance's start, if they are known.
         """
         fields = {"source": utterance.source, "speaker": utterance.speaker, **utterance.extra}
         fields = {name: fields.get(name) for name in self.recipe.evaluate.slices if fields.get(name) is not None}
-        return Scored(utterance.text, hypothesis, language, utterance.where, utterance.duration, fields)
+        whole = utterance.whole or utterance
+        later = utterance.start - whole.start
+        heard = tuple(Segment(time.start + later, time.end + later, time.text) for time in times)
+        return Scored(
+            whole.text, hypothesis, language, whole.where, whole.duration, fields, utterance.part, heard, whole.segments
+        )
 
     @property
     def spelling(self) -> Mapping[str, str] | None:
@@ -36,9 +46,11 @@ class SpeechTask(task.Task):
         return None
 
     def score(self, records: Sequence[Any]) -> dict[str, Any]:
-        return score(records, self.recipe.evaluate.slices, self.spelling)
+        records = joined(records)
+        return {**score(records, self.recipe.evaluate.slices, self.spelling), **compared(records)}
 
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
+        records = joined(records)
         step = max(1, len(records) // max(1, number))
         return [
             {"where": item.where, "reference": item.reference, "hypothesis": item.hypothesis}

@@ -34,6 +34,8 @@ class Utterance:
         prompt: text that precedes, given to models that take a prompt.
         segments: stretches with their own text, for timestamps and for cutting at silences.
         extra: all other fields of the row, usable as slices.
+        whole: in an evaluation, the recording that this is a piece of; None: it is no piece.
+        part: number of the piece, from 0, and number of pieces.
     """
 
     audio: str | Callable[[], bytes]
@@ -49,3 +51,5 @@ class Utterance:
     prompt: str | None = None
     segments: tuple[Segment, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+    whole: Utterance | None = None
+    part: tuple[int, int] = (0, 1)

@@ -86,6 +86,8 @@ class WhisperProcessing(SpeechProcessing):
         return Encoded(mel, fill, self._target(example, generator is not None, heard.stretch), example, heard.key)
 
     def _target(self, example: Utterance, training: bool, stretch: float) -> Target:
+        if example.whole is not None:  # what is said in a piece of it isn't known
+            return self.targets.unasked(example)
         try:
             return self.targets.target(example, stretch)
         except BadExample:

@@ -17,6 +17,7 @@ from ....common.losses import TokenLoss, linear_cross_entropy
 from ....common.record import model_hash
 from ....common.task import LossSum, Predicted
 from ..losses import ctc
+from ..metrics import Scored
 from ..task import SpeechTask
 from .config import Config
 from .model import FRAMES_PER_POSITION, decode, encode, load_model
@@ -117,26 +118,35 @@ class Task(SpeechTask):
         loss is left out: its head is not saved, and a checkpoint alone has to give the same numbers."""
         data = batch.data
         encoded = self.encode(data)
-        hypotheses = self.transcribe(encoded, data["prefixes"])
+        records = self.records(data, self.transcribe(encoded, data["prefixes"]))
+        return Predicted(records, self._cross_entropy(encoded, data))
+
+    def records(self, data: dict[str, Any], spoken: Sequence[Sequence[int]]) -> list[Scored]:
+        """What was said of each recording of a batch, as new tokens, beside what should have been."""
         records = []
-        for utterance, hypothesis in zip(data["utterances"], hypotheses, strict=True):
+        for utterance, ids in zip(data["utterances"], spoken, strict=True):
             language = self.processing.targets.language(utterance)
             if self.recipe.task.task == "translate" or (language is None and not self.processing.targets.multilingual):
                 language = "en"  # that of the text
-            records.append(self.record(utterance, hypothesis, language))
-        return Predicted(records, self._cross_entropy(encoded, data))
+            records.append(self.record(utterance, self.text(ids), language, self.processing.targets.times(ids)))
+        return records
 
-    def transcribe(self, encoded: Tensor, prefixes: Sequence[Sequence[int]]) -> list[str]:
-        """Texts of encoded audio [B, T / 2, D], each after its own decoder prompt."""
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of new tokens, without control tokens and times."""
+        text: str = self.processing.processor.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text.strip()
+
+    def transcribe(self, encoded: Tensor, prefixes: Sequence[Sequence[int]]) -> list[list[int]]:
+        """New tokens of encoded audio [B, T / 2, D], each after its own decoder prompt."""
         groups = defaultdict(list)
         for row, prefix in enumerate(prefixes):
             groups[len(prefix)].append(row)
-        texts = [""] * len(prefixes)
+        spoken: list[list[int]] = [[] for _ in prefixes]
         for rows in groups.values():
             prompts = torch.tensor([list(prefixes[row]) for row in rows], device=self.device)
             for row, ids in zip(rows, self._generate(encoded[rows], prompts), strict=True):
-                texts[row] = self.processing.processor.tokenizer.decode(ids, skip_special_tokens=True).strip()
-        return texts
+                spoken[row] = ids.tolist()
+        return spoken
 
     def _generate(self, encoded: Tensor, prompts: Tensor) -> Tensor:
         """New token ids. The plain generation of transformers, as Whisper's own accepts no encoder output of another
@@ -175,6 +185,11 @@ class Task(SpeechTask):
         # transformers 5 puts these settings into processor_config.json only; other programs read them here.
         self.processing.processor.feature_extractor.save_pretrained(directory)
         self.generation_config().save_pretrained(directory)
+
+    def exportable(self) -> Any:
+        from .export import WhisperExport
+
+        return WhisperExport(self)
 
     def generation_config(self) -> Any:
         """The generation config with what training used: language, task, timestamps."""

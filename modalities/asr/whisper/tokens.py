@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -154,6 +155,24 @@ class Targets:
                 expected=f"at most {self.positions}",
             )
         return target
+
+    def times(self, ids: Iterable[int]) -> tuple[Segment, ...]:
+        """The stretches that a transcript's timestamp tokens mark; () without timestamps in the recipe."""
+        if not self.section.timestamps:
+            return ()
+        zero = self._needed("<|0.00|>")
+        start: float | None = None
+        text: list[int] = []
+        found = []
+        for token in ids:
+            if token < zero:
+                text.append(token)
+                continue
+            time = (token - zero) * TIME_STEP
+            if start is not None and text:
+                found.append(Segment(start, time, self.tokenizer.decode(text, skip_special_tokens=True).strip()))
+            start, text = time, []
+        return tuple(found)
 
     def languages(self) -> dict[str, int]:
         """The language tokens of the vocabulary, as a generation config names them."""

@@ -1,0 +1,1 @@
+"""NeMo's speech recognisers: CTC, RNN-T, TDT, and a transducer with CTC together."""

@@ -1,0 +1,144 @@
+"""The Paraformer task: FunASR's loss, transcription, saving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....common.data.processing import Batch
+from ....common.task import LossSum, Predicted
+from ..task import SpeechTask
+from .config import Config
+from .directory import WEIGHTS, read, write
+from .model import layers, load_model
+from .processing import ParaformerProcessing
+
+
+class Task(SpeechTask):
+    """Trains Paraformer: the whole model, parts of it, or an adapter."""
+
+    recipe: Config
+    processing: ParaformerProcessing
+    model: Any
+
+    def __init__(self, recipe: Config, weights: Path | None = None):
+        super().__init__(recipe, weights)
+        self.processing = self.make_processing(recipe, weights)
+        self.model, paraformer = load_model(recipe, weights, self.processing)
+        self._paraformer = [paraformer]  # in a list, so that its parameters are not registered twice
+        self.log_names = ("attention", "predictor", *(("ctc",) if paraformer.ctc is not None else ()))
+
+    @classmethod
+    def make_processing(cls, recipe: Config, weights: Path | None = None) -> ParaformerProcessing:
+        directory = read(recipe.model.path if weights is None else str(weights))
+        if weights is not None and recipe.model.lora is not None:  # an adapter is saved without the model's weights
+            directory = directory.beside(read(recipe.model.path))
+        return ParaformerProcessing(recipe, directory, extend=weights is None)
+
+    @property
+    def paraformer(self) -> Any:
+        """FunASR's model inside the model."""
+        return self._paraformer[0]
+
+    def compile_parts(self) -> None:
+        for layer in layers(self.paraformer):
+            layer.compile(dynamic=True)
+
+    # ------------------------------------------------------------------ loss
+
+    def loss(self, data: dict[str, Any]) -> LossSum:
+        """FunASR's loss times what it divided by: rows, or tokens and end marks with `length_normalized_loss`.
+
+        All of its parts are divided by the same, but for a CTC loss beside `length_normalized_loss`, which stays the
+        mean over the rows of a batch; the batch then weighs by its tokens, as FunASR has it.
+        """
+        paraformer = self.paraformer
+        loss, stats, _ = paraformer(
+            speech=data["speech"],
+            speech_lengths=data["speech_lengths"].clone(),  # some models change it in place
+            text=data["text"],
+            text_lengths=data["text_lengths"],
+        )
+        rows = len(data["speech"])
+        count = data["tokens"] + self.processing.closing * rows if paraformer.length_normalized_loss else rows
+        found = ((name, stats.get(f"loss_{key}")) for name, key in _PARTS.items())
+        logs = {name: float(value) * count for name, value in found if value is not None}
+        return LossSum(loss.squeeze() * count, count, logs)
+
+    # ------------------------------------------------------------------ evaluation
+
+    @torch.no_grad()
+    def predict(self, batch: Batch) -> Predicted:
+        """Transcripts of a batch, as `Scored` records, and its loss, without the random glimpses at the target that the
+        decoder gets in training. Each row is transcribed alone, as FunASR's own programs do: padding is not masked
+        everywhere, and a transcript must not depend on what else is in its batch."""
+        data = batch.data
+        records = []
+        for row, utterance in enumerate(data["utterances"]):
+            hypothesis = self.transcribe(data["speech"][row, : int(data["speech_lengths"][row])])
+            language = utterance.language or self.recipe.task.language
+            records.append(self.record(utterance, hypothesis, language))
+        return Predicted(records, self._known_loss(data))
+
+    def _known_loss(self, data: dict[str, Any]) -> LossSum | None:
+        """The loss of the rows whose text is known and can be written: not that of a piece of a long recording."""
+        rows = data["text_lengths"].nonzero().squeeze(1)
+        if not len(rows):
+            return None
+        tensors = ("speech", "speech_lengths", "text", "text_lengths")
+        with self._unsampled():
+            return self.loss({**{name: data[name][rows] for name in tensors}, "tokens": data["tokens"]})
+
+    def transcribe(self, features: Tensor) -> str:
+        """Text of one utterance's features [T, F], by FunASR's own decoding; empty if no token is found."""
+        section, tokens = self.recipe.evaluate, self.processing.tokens
+        search = {
+            "beam_size": section.num_beams,
+            "decoding_ctc_weight": section.decoding_ctc_weight,
+            "token_list": tokens.listed,
+        }
+        paraformer = self.paraformer
+        try:
+            found = paraformer.inference(
+                features[None],
+                torch.tensor([[len(features)]]),
+                key=["utterance"],
+                tokenizer=tokens.tokenizer,
+                data_type="fbank",
+                device=self.device,
+                **search,
+            )
+        finally:
+            paraformer.beam_search = None  # it holds the CTC head, which would count twice
+        return str(found[0][0]["text"]) if found else ""
+
+    @contextmanager
+    def _unsampled(self) -> Iterator[None]:
+        paraformer = self.paraformer
+        before = getattr(paraformer, "sampling_ratio", 0.0)
+        paraformer.sampling_ratio = 0.0
+        try:
+            yield
+        finally:
+            paraformer.sampling_ratio = before
+
+    # ------------------------------------------------------------------ saving
+
+    def save_pretrained(self, directory: Path) -> None:
+        """FunASR's own form; with an adapter, that of PEFT beside the configuration and the token list."""
+        tokens = self.processing.tokens
+        write(self.processing.directory, directory, tokens.listed, tokens.seg_dict)
+        if self.recipe.model.lora is not None:
+            self.model.save_pretrained(directory)
+        else:
+            state = {name: value.detach().cpu() for name, value in self.paraformer.state_dict().items()}
+            torch.save(state, directory / WEIGHTS)
+
+
+_PARTS = {"attention": "att", "predictor": "pre", "ctc": "ctc"}
+"""Names in the logs, and in FunASR's statistics."""

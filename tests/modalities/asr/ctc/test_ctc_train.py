@@ -1,0 +1,207 @@
+"""CTC models from a recipe to a finished run: resumed bit for bit, in two processes, evaluated from a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from safetensors.torch import load_file
+
+from luthier.common import reading
+from luthier.common.errors import CheckpointError
+from luthier.common.evaluation.saved import evaluate_checkpoint
+from luthier.common.training.run import train
+
+pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
+
+RUN = """
+import json, os, sys
+os.fsync = lambda _: None
+from luthier.common import reading
+from luthier.common.training.run import train
+for tree in json.loads(open(sys.argv[1]).read()):
+    train(reading.build(tree, "test.yaml"))
+"""
+
+
+class Stop(Callback):
+    """Ends a run as SIGTERM does, before the batch `at`."""
+
+    def __init__(self, at: int):
+        self.at = at
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if batch_idx == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+
+
+KINDS = {
+    "masks": ("wav2vec2:group", {"model": {"mask": {"time_probability": 0.3, "time_length": 4}, "layerdrop": 0.3,
+                                           "dropout": 0.2, "freeze_feature_encoder": False}}),
+    "new": ("wav2vec2:layer", {"task": {"vocabulary": "new"}, "data": {"augment": {"speed": [0.9, 1.0, 1.1]}}}),
+    "lora": ("wav2vec2:layer", {"model": {"lora": {"rank": 4, "dropout": 0.2, "target_modules": ["q_proj", "v_proj"]}},
+                                "task": {"vocabulary": "extend"}}),
+    "cache": ("wav2vec2-bert", {"data": {"cache": {"folder": "cache"}, "augment": {"time_masks": 2}}}),
+    "norms": ("parakeet_ctc", {"model": {"batch_norm": "train", "dropout": 0.1}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, model_of, manifest, tmp_path, left):
+    """Fault 21: masks, left out layers, dropout and augmentation draw the same again."""
+    family, more = KINDS[kind]
+    path = model_of(family)
+
+    def recipe(output: str):
+        data = {"validation": str(manifest), "batch": {"examples": 3}} | more.get("data", {})
+        if "cache" in data:
+            data["cache"] = {"folder": str(tmp_path / f"cache-{output}")}
+        return make_recipe(
+            path, data=data, model=more.get("model", {}), task=more.get("task", {}),
+            optim={"learning_rate": 1e-2, "warmup": 2, "schedule": "cosine"},
+            train={"steps": 7, "log_every": 1}, evaluate={"every": 3}, checkpoint={"every": 2},
+            output=str(tmp_path / output),
+        )  # fmt: skip
+
+    whole = train(recipe("whole")).folder
+    assert train(recipe("stopped"), [Stop(4)]).stopped_by == signal.SIGTERM
+    assert train(recipe("stopped")).stopped_by == 0
+    stopped = tmp_path / "stopped"
+    for curve in ("train/loss", "train/gradient_norm", "validation/loss", "validation/cer"):
+        assert left.curve(stopped, curve) == left.curve(whole, curve), curve
+    assert len(set(left.values(whole))) == 7
+    expected, found = left.weights(whole), left.weights(stopped)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    best = evaluate_checkpoint(stopped / "checkpoints" / "best").metrics
+    metrics = json.loads((stopped / "checkpoints" / "best" / "metrics.json").read_text())
+    assert best["cer"] == metrics["cer"]
+    assert best["wer"] == metrics["wer"]
+    assert best["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+
+
+def test_data_with_another_vocabulary_do_not_go_on(make_recipe, wav2vec2, changed, tmp_path):
+    def recipe(*texts: str):
+        data = {"train": changed("moving", *texts)}
+        return make_recipe(
+            wav2vec2, data=data, task={"vocabulary": "new"}, train={"steps": 4}, checkpoint={"every": 1},
+            output=str(tmp_path / "out"),
+        )  # fmt: skip
+
+    assert train(recipe("ab", "ba"), [Stop(2)]).stopped_by == signal.SIGTERM
+    with pytest.raises(CheckpointError, match="vocabulary"):
+        train(recipe("ac", "ca"))
+    assert train(recipe("ab", "ba")).stopped_by == 0
+
+
+# Batches are bucketed by nothing, so that the two runs have the same examples in each step; nothing is random but what
+# is drawn for each batch, which differs: so no dropout. Masks and layers are left out in `layerdrop` with probability
+# near 1, so that in both runs every layer is.
+JOBS = {
+    "group": ("wav2vec2:group", {}),
+    "layerdrop": ("wav2vec2:layer", {"model": {"layerdrop": 0.9999999}}),
+    "lora": ("wav2vec2:layer", {"model": {"lora": {"rank": 4, "target_modules": ["q_proj", "v_proj"]}}}),
+    "parakeet": ("parakeet_ctc", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(make_recipe, model_of, manifest, tmp_path_factory):
+    """(folder of the runs, recipe of a job): all of the jobs on 2 processes, as starting them takes longest."""
+    root = tmp_path_factory.mktemp("pair")
+
+    def recipe(name: str, output: str, examples: int, **machine):
+        family, more = JOBS[name]
+        data = {"validation": str(manifest), "batch": {"examples": examples, "bucket_batches": 0}}
+        return make_recipe(
+            model_of(family), data=data, model=more.get("model", {}),
+            optim={"name": "sgd", "momentum": 0.0, "weight_decay": 0.0, "learning_rate": 0.05},
+            train={"steps": 3, "log_every": 1, **machine}, output=str(root / output),
+        )  # fmt: skip
+
+    trees = [recipe(name, f"{name}-two", 2, devices=2, strategy="ddp").model_dump(mode="json") for name in JOBS]
+    (root / "trees.json").write_text(json.dumps(trees))
+    (root / "run.py").write_text(RUN)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(root / "run.py"), str(root / "trees.json")], capture_output=True, text=True, check=False,
+        env=environment, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return root, recipe
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_two_processes_equal_one_with_the_whole_batch(pair, left, name):
+    """Fault 18; ragged texts, so that means of means would differ."""
+    root, recipe = pair
+    train(recipe(name, f"{name}-one", 4))
+    expected, found = left.weights(root / f"{name}-one"), left.weights(root / f"{name}-two")
+    assert expected.keys() == found.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=3e-6, msg=key)
+    for curve in ("train/loss", "train/gradient_norm", "validation/loss"):
+        wanted = left.values(root / f"{name}-one", curve)
+        assert wanted
+        assert left.values(root / f"{name}-two", curve) == pytest.approx(wanted, rel=1e-5), curve
+
+
+def test_mixed_precision(make_recipe, model_of, manifest, tmp_path):
+    for family in ("wav2vec2:group", "wav2vec2-bert"):
+        recipe = make_recipe(
+            model_of(family), data={"validation": str(manifest)}, train={"steps": 2, "precision": "bf16-mixed"},
+            output=str(tmp_path / family.replace(":", "-")),
+        )  # fmt: skip
+        assert train(recipe).metrics["loss"] > 0
+        state = load_file(Path(recipe.output) / "checkpoints" / "best" / "model" / "model.safetensors")
+        assert {value.dtype for value in state.values() if value.is_floating_point()} == {torch.float32}
+
+
+def test_a_checkpoint_is_evaluated_in_other_ways(make_recipe, model_of, manifest, tmp_path):
+    """In pieces as in live use, and with a beam; both from the checkpoint alone."""
+    recipe = make_recipe(
+        model_of("wav2vec2:layer"), data={"validation": str(manifest)}, train={"steps": 2}, output=str(tmp_path / "out")
+    )
+    train(recipe)
+    best = tmp_path / "out" / "checkpoints" / "best"
+    plain = evaluate_checkpoint(best).metrics
+    whole = evaluate_checkpoint(best, overrides=["evaluate.stream.chunk_seconds=60"]).metrics
+    assert {name: plain[name] for name in ("wer", "cer")} == {name: whole[name] for name in ("wer", "cer")}
+    pieces = evaluate_checkpoint(
+        best, overrides=["evaluate.stream.chunk_seconds=0.2", "evaluate.stream.left_seconds=0.2"]
+    )
+    assert pieces.metrics["utterances"] == 8
+    assert evaluate_checkpoint(best, overrides=["evaluate.num_beams=4"]).metrics["utterances"] == 8
+
+
+@pytest.mark.parametrize("name", ["asr/wav2vec2-ctc", "asr/wav2vec2-ctc-toy"])
+def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, model_of, manifest, tmp_path, left):
+    def recipe(output: str):
+        options = [
+            f"model.path={model_of('wav2vec2:layer')}", f"data.train={manifest}", f"data.validation={manifest}",
+            "data.test=[]", "data.workers=0", "data.batch.examples=4", "train.epochs=2", "train.accelerator=cpu",
+            "train.threads=1", "train.log_every=1", "optim.warmup=0", "optim.learning_rate=3e-3", "evaluate.every=3",
+            f"output={tmp_path / output}",
+        ]  # fmt: skip
+        return reading.load(name, options)
+
+    whole = train(recipe("whole")).folder
+    assert train(recipe("stopped"), [Stop(2)]).stopped_by == signal.SIGTERM
+    assert train(recipe("stopped")).stopped_by == 0
+    assert left.curve(tmp_path / "stopped") == left.curve(whole)
+    losses = left.values(whole)
+    assert losses[-1] < losses[0]
+    assert evaluate_checkpoint(whole / "checkpoints" / "best").metrics["utterances"] == 8

@@ -1,0 +1,234 @@
+"""Tiny NeMo models, recordings of tones, and shortcuts to build what is tested.
+
+Test files can't import from each other in pytest's importlib mode, so shared functions are fixtures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile as sf
+import torch
+import yaml
+
+from luthier.common.data.collect import collect
+from luthier.common.reading import build
+
+RATE = 16000
+TEXTS = (
+    "hello world", "good day", "how are you", "one two", "see you", "a", "tre volte", "grazie", "ciao bella",
+    "buona sera", "re", "two of two",
+)  # fmt: skip
+LABELS = sorted(set("".join(TEXTS)))
+PACK = "nemo.collections.asr.modules"
+STREAMED = {
+    "causal_downsampling": True,
+    "att_context_size": [[8, 1], [8, 0]],
+    "att_context_style": "chunked_limited",
+    "conv_context_size": "causal",
+    "conv_norm_type": "layer_norm",
+}
+
+
+def conformer(**changes: Any) -> dict[str, Any]:
+    return {
+        "_target_": f"{PACK}.ConformerEncoder", "feat_in": 40, "n_layers": 2, "d_model": 32, "n_heads": 2,
+        "ff_expansion_factor": 2, "conv_kernel_size": 5, "subsampling_conv_channels": 8, "dropout": 0.1,
+        "dropout_pre_encoder": 0.1, "dropout_emb": 0.0, "dropout_att": 0.1, **changes,
+    }  # fmt: skip
+
+
+def configuration(kind: str, labels: Sequence[str] | None = LABELS, **changes: Any) -> dict[str, Any]:
+    """NeMo's configuration of a tiny model.
+
+    Args:
+        kind: `ctc`, `rnnt`, `tdt` or `hybrid`; `streamed` is a cache-aware `ctc`.
+        labels: None for a model of subwords, whose tokenizer the recipe names.
+        changes: of the encoder.
+    """
+    extra = {"tdt": 3}.get(kind, 0)
+    head = {"_target_": f"{PACK}.ConvASRDecoder", "feat_in": None, "num_classes": -1, "vocabulary": labels}
+    mel = {
+        "_target_": f"{PACK}.AudioToMelSpectrogramPreprocessor", "sample_rate": RATE, "features": 40, "n_fft": 512,
+        "window_size": 0.025, "window_stride": 0.01, "dither": 1e-5, "pad_to": 0,
+        "normalize": "NA" if kind == "streamed" else "per_feature",
+    }  # fmt: skip
+    encoder = conformer(**(STREAMED if kind == "streamed" else {}) | changes)
+    tree: dict[str, Any] = {"sample_rate": RATE, "preprocessor": mel, "encoder": encoder}
+    if labels is None:
+        tree["tokenizer"] = {"dir": "unset", "type": "bpe"}
+    else:
+        tree["labels"] = list(labels)
+    if kind in ("ctc", "streamed"):
+        return {**tree, "decoder": head}
+    if kind == "hybrid":
+        tree["aux_ctc"] = {"ctc_loss_weight": 0.3, "decoder": head}
+    return {
+        **tree,
+        "model_defaults": {"enc_hidden": 32, "pred_hidden": 24},
+        "decoder": {
+            "_target_": f"{PACK}.RNNTDecoder", "blank_as_pad": True,
+            "prednet": {"pred_hidden": 24, "pred_rnn_layers": 1},
+        },
+        "joint": {
+            "_target_": f"{PACK}.RNNTJoint", "num_extra_outputs": extra,
+            "jointnet": {"joint_hidden": 24, "activation": "relu", "dropout": 0.0},
+        },
+        "decoding": {
+            "strategy": "greedy_batch", "greedy": {"max_symbols": 5}, "durations": [],
+            "model_type": "tdt" if extra else "rnnt",
+        },
+        "loss": {"loss_name": "tdt", "tdt_kwargs": {"durations": [0, 1, 2], "sigma": 0.02}}
+        if kind == "tdt" else {"loss_name": "default"},
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def config_of(tmp_path_factory) -> Callable[..., str]:
+    """`config_of(kind, labels, **encoder)`: the YAML file of such a model."""
+    folder = tmp_path_factory.mktemp("configurations")
+
+    def make(kind: str, labels: Sequence[str] | None = LABELS, **changes: Any) -> str:
+        tree = configuration(kind, labels, **changes)
+        file = folder / f"{kind}-{len(list(folder.iterdir()))}.yaml"
+        file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+        return str(file)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pieces(tmp_path_factory) -> str:
+    """A SentencePiece model of the texts."""
+    import sentencepiece
+
+    folder = tmp_path_factory.mktemp("pieces")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_prefix=str(folder / "tokenizer"), vocab_size=30, model_type="bpe",
+        bos_id=-1, eos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    return str(folder / "tokenizer.model")
+
+
+@pytest.fixture(scope="session")
+def saved_of(config_of, pieces, tmp_path_factory) -> Callable[..., str]:
+    """`saved_of(kind, subwords)`: a `.nemo` file of such a model, written by NeMo alone."""
+    made: dict[tuple[str, bool], str] = {}
+
+    def make(kind: str, subwords: bool = False) -> str:
+        if (kind, subwords) not in made:
+            import nemo.collections.asr as nemo_asr
+            from omegaconf import OmegaConf
+
+            tree = configuration(kind, None if subwords else LABELS)
+            names = {"ctc": "CTC", "streamed": "CTC", "rnnt": "RNNT", "tdt": "RNNT", "hybrid": "HybridRNNTCTC"}
+            name = f"EncDec{names[kind]}Model"
+            if subwords:
+                folder = tmp_path_factory.mktemp("nemo-pieces")
+                (folder / "tokenizer.model").write_bytes(Path(pieces).read_bytes())
+                (folder / "vocab.txt").write_text("unused\n")
+                tree["tokenizer"]["dir"] = str(folder)
+                name = name.replace("Model", "BPEModel") if "RNNT" in name else f"{name}BPE"
+                tree["validation_ds"] = {"defer_setup": True}
+            torch.manual_seed(1)
+            file = tmp_path_factory.mktemp("nemo") / f"{kind}.nemo"
+            getattr(nemo_asr.models, name)(cfg=OmegaConf.create(tree)).save_to(str(file))
+            made[kind, subwords] = str(file)
+        return made[kind, subwords]
+
+    return make
+
+
+# ---------------------------------------------------------------------------------------------- recordings
+
+
+def tones(text: str) -> np.ndarray:
+    """A tone of its own pitch for each letter, 0.12 s each, with a little noise; mono float32 at 16 kHz."""
+    generator, clock = np.random.default_rng(len(text)), np.arange(int(0.12 * RATE)) / RATE
+    parts = [0.2 * np.sin(2 * np.pi * (200 + 140 * LABELS.index(letter)) * clock) for letter in text]
+    wave = np.concatenate(parts)
+    return (wave + 0.003 * generator.standard_normal(len(wave))).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def manifest(tmp_path_factory) -> Path:
+    """A manifest of 12 recordings of 0.12 to 1.3 s."""
+    folder = tmp_path_factory.mktemp("tones")
+    rows = []
+    for number, text in enumerate(TEXTS):
+        sf.write(folder / f"{number}.wav", tones(text), RATE, subtype="FLOAT")
+        rows.append({"audio": f"{number}.wav", "text": text, "speaker": "ab"[number % 2]})
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="session")
+def make_recipe(manifest, tmp_path_factory) -> Callable[..., Any]:
+    """`make_recipe(path, **sections)`: a validated recipe; sections are merged into small defaults."""
+    output = tmp_path_factory.mktemp("output")
+
+    def make(path: str, /, **sections: Any) -> Any:
+        tree: dict[str, Any] = {
+            "task": {"kind": "asr.nemo", "language": "en"},
+            "model": {"path": path},
+            "data": {"train": str(manifest), "workers": 0},
+            "train": {"steps": 1, "accelerator": "cpu", "threads": 1},
+            "output": str(output),
+        }
+        for name, values in sections.items():
+            tree[name] = tree[name] | values if name in tree and isinstance(values, dict) else values
+        return build(tree, "test")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_task(make_recipe) -> Callable[..., Any]:
+    """`make_task(path, weights=None, **sections)`: the task of such a recipe."""
+    from luthier.modalities.asr.nemo.task import Task
+
+    def make(path: str, /, weights: Path | None = None, **sections: Any) -> Task:
+        torch.manual_seed(0)
+        return Task(make_recipe(path, **sections), weights)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def collated() -> Callable[..., dict[str, Any]]:
+    """`collated(processing, indices, generator)`: a batch of some of its training examples."""
+
+    def make(
+        processing: Any, indices: Sequence[int] = (0, 1, 2, 6), generator: np.random.Generator | None = None
+    ) -> dict[str, Any]:
+        examples = collect(processing.recipe.data.train, processing, processing.recipe.data).examples
+        chosen = [examples[index] for index in indices]
+        return processing.collate([processing.encode(item, generator) for item in chosen], generator)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def wave_batch(manifest) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """`wave_batch(indices)`: those recordings as NeMo's loader batches them, and their lengths."""
+
+    def make(indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        waves = [torch.from_numpy(sf.read(manifest.parent / f"{i}.wav", dtype="float32")[0]) for i in indices]
+        lengths = torch.tensor([len(wave) for wave in waves])
+        return torch.nn.utils.rnn.pad_sequence(waves, batch_first=True), lengths
+
+    return make
