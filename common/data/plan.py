@@ -31,11 +31,13 @@ class Planned:
         number: position in the whole training.
         epoch: pass over the data that it belongs to.
         indices: examples in it.
+        ahead: later batches that are made together with it, as the task needs to know them already.
     """
 
     number: int
     epoch: int
     indices: tuple[int, ...]
+    ahead: tuple[Planned, ...] = ()
 
 
 @dataclass(frozen=True)

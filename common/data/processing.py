@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..errors import BadExample
 from ..recipe import Source
-from .plan import Planned
+from .plan import Plan, Planned
 from .rows import Cursor
 
 Example = TypeVar("Example")
@@ -96,6 +96,10 @@ class Processing(ABC, Generic[Example]):
     def collate(self, encoded: Sequence[Any], generator: np.random.Generator | None) -> Any:
         """One batch of encoded examples, as tensors."""
 
+    def schedule(self, plan: Plan) -> Schedule:
+        """What a training makes of its plan; to be overridden where batches are made together or used several times."""
+        return plan
+
     @abstractmethod
     def show(self, data: Any, row: int) -> Shown:
         """One example of a collated batch, as the model sees it."""
@@ -112,6 +116,7 @@ class Batch:
         real: cost of its examples, in the modality's unit.
         padded: longest cost times number of examples.
         bad: examples that could not be encoded.
+        ahead: later batches that the task needs to know already.
     """
 
     def __init__(
@@ -123,13 +128,16 @@ class Batch:
         real: float,
         padded: float,
         bad: tuple[BadExample, ...] = (),
+        ahead: tuple[Batch, ...] = (),
     ):
         self.number, self.epoch, self.indices, self.data = number, epoch, indices, data
-        self.real, self.padded, self.bad = real, padded, bad
+        self.real, self.padded, self.bad, self.ahead = real, padded, bad, ahead
 
     def to(self, device: torch.device) -> Batch:
         """The batch with its tensors on `device`."""
         self.data = _move(self.data, device)
+        for later in self.ahead:
+            later.to(device)
         return self
 
 
@@ -179,7 +187,8 @@ class PlannedData(Dataset[Batch]):
             encoded = self._stand_in()
         data = self.processing.collate(encoded, self._generator(1, planned.epoch, planned.number)) if encoded else None
         padded = sum(costs) if self.processing.joined else max(costs, default=0) * len(costs)
-        return Batch(planned.number, planned.epoch, tuple(kept), data, sum(costs), padded, tuple(bad))
+        ahead = tuple(self[later] for later in planned.ahead)
+        return Batch(planned.number, planned.epoch, tuple(kept), data, sum(costs), padded, tuple(bad), ahead)
 
     def examples_of(self, planned: Planned) -> Sequence[Any]:
         """The examples of a batch."""

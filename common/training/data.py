@@ -10,7 +10,7 @@ from typing import Any
 from ..console import progress
 from ..data.collect import Collected, collect
 from ..data.plan import Bounds, Plan
-from ..data.processing import Processing
+from ..data.processing import Processing, Schedule
 from ..data.sources import fingerprint
 from ..data.stream import Stream, Streamed, StreamPlan
 from ..recipe import Recipe, Sources
@@ -86,7 +86,7 @@ def schedule(
     ranks: int,
     per_step: int,
     place: Mapping[str, Any] | None = None,
-) -> Plan | StreamPlan:
+) -> Schedule:
     """The batches of a run: all of its epochs, or those of a stream from `place` on, where the run stood."""
     found = plan(recipe, train, processing, ranks, per_step)
-    return StreamPlan(train.stream, found, place) if isinstance(train, Streamed) else found
+    return StreamPlan(train.stream, found, place) if isinstance(train, Streamed) else processing.schedule(found)

@@ -17,7 +17,7 @@ from ...common.data.processing import Batch
 from ...common.losses import TokenLoss
 from ...common.task import LossSum, Predicted
 from . import harness
-from .model import Head, decode, load_model
+from .model import ADAPTER, Head, decode, load_model
 from .probe import probe
 from .tokens import IGNORED
 
@@ -115,8 +115,10 @@ class CausalTask(task.Task):
     @torch.no_grad()
     def predict(self, batch: Batch) -> Predicted:
         """Loss and accuracy of each example; the loss is the plain one, whatever training adds to it."""
-        data = batch.data
-        hidden = self._run(data).last_hidden_state[0]
+        return self.told(self._run(batch.data).last_hidden_state[0], batch.data)
+
+    def told(self, hidden: Tensor, data: dict[str, Any]) -> Predicted:
+        """Loss and accuracy of each example, from the last hidden states [N, D] of a batch."""
         asked = data["targets"] != IGNORED
         losses, right = self._head.statistics(hidden[asked], data["targets"][asked])
         ends = torch.tensor(data["ends"], device=losses.device)
@@ -151,11 +153,18 @@ class CausalTask(task.Task):
     # ------------------------------------------------------------------ saving
 
     def save_pretrained(self, directory: Path) -> None:
-        # An adapter holds the rows of new tokens itself; PEFT would add both whole tables.
-        options = {"save_embedding_layers": False} if self.recipe.model.lora else {}
+        options: dict[str, Any] = {}
+        if self.recipe.model.adapts:
+            # An adapter holds the rows of new tokens itself; PEFT would add both whole tables, and other adapters.
+            options = {"save_embedding_layers": False, "selected_adapters": [ADAPTER]}
         self.model.save_pretrained(directory, **options)
         self.processing.tokenizer.save_pretrained(directory)  # type: ignore[attr-defined]
         self.generation_config().save_pretrained(directory)
+
+    def exportable(self) -> Any:
+        from .export import CausalExport
+
+        return CausalExport(self)
 
     def generation_config(self) -> Any:
         """The generation config, with every token at which the trained turns end."""

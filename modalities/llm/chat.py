@@ -143,7 +143,7 @@ class Chat:
             )
 
     def _tokens(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]], rendered: Rendered) -> Tokens:
-        breaks = self._breaks(conversation, messages, rendered.text) if self.control == "text" else []
+        breaks = self.breaks(conversation, messages, rendered.text) if self.control == "text" else []
         ids, starts = encode_text(self.tokenizer, rendered.text, breaks)
         trained = np.zeros(len(ids), dtype=bool)
         ends = set()
@@ -163,8 +163,17 @@ class Chat:
         self._check_begin(ids)
         return Tokens(ids, trained, cuttable & ~trained, frozenset(ends), len(rendered.lost))
 
-    def _breaks(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]], text: str) -> list[int]:
-        """Places inside the control tokens that messages spell; cut there, they stay text."""
+    def breaks(
+        self, conversation: Conversation, messages: Sequence[Mapping[str, Any]], text: str, prompt: bool = False
+    ) -> list[int]:
+        """Places inside the control tokens that messages spell; cut there, they stay text.
+
+        Args:
+            conversation: its tools and variables.
+            messages: as the template reads them.
+            text: their rendering.
+            prompt: whether it has the start of an assistant's turn at its end.
+        """
         sign = chr(0x100000)
 
         def broken(value: Any) -> Any:
@@ -177,7 +186,8 @@ class Chat:
         if not any(self._control.search(part) for part in strings(_said(messages))):
             return []
         signed = [{**broken(one), "role": one["role"]} for one in messages]
-        found = self.template.render(signed, conversation.tools, conversation.variables, where=conversation.where)
+        where = conversation.where
+        found = self.template.render(signed, conversation.tools, conversation.variables, prompt, where)
         cut = marks.read(found)
         if cut.text != text:
             raise BadExample(
@@ -220,7 +230,7 @@ class Chat:
                 expected=f"... {rendered.text[max(0, len(asked) - 60) : len(asked)]!r}",
                 do="use a chat template that writes both alike, or put what it adds, such as reasoning, into the rows",
             )
-        breaks = self._breaks(until, messages, rendered.text) if self.control == "text" else []
+        breaks = self.breaks(until, messages, rendered.text) if self.control == "text" else []
         ids, _ = encode_text(self.tokenizer, asked, [place for place in breaks if place < len(asked)])
         self._check_begin(ids)
         answer = conversation.messages[last]
@@ -228,6 +238,20 @@ class Chat:
             return ids, answer.content or ""
         wanted, _ = encode_text(self.tokenizer, rendered.text[len(asked) :])
         return ids, str(self.tokenizer.decode(wanted, skip_special_tokens=True)).strip()
+
+    def asked(self, conversation: Conversation) -> np.ndarray:
+        """Ids [T] of a conversation and of the begin of an assistant's turn, for a model to go on with.
+
+        Raises:
+            BadExample: `control_token`, `reserved_character`, `not_unicode`, `template_refused`, `template_failed`.
+        """
+        messages = self._messages(conversation, "object")
+        self._check_text(messages, conversation)
+        text = self.template.render(messages, conversation.tools, conversation.variables, True, conversation.where)
+        breaks = self.breaks(conversation, messages, text, prompt=True) if self.control == "text" else []
+        ids, _ = encode_text(self.tokenizer, text, breaks)
+        self._check_begin(ids)
+        return ids
 
     # ------------------------------------------------------------------ ends
 

@@ -13,6 +13,7 @@ from ...common.recipe import (
     EvaluateSection,
     LocalOrHub,
     ModelSection,
+    Quantization,
     Recipe,
     Section,
     TaskSection,
@@ -26,10 +27,25 @@ def _task_file(value: str) -> str:
 
 
 class LanguageModel(ModelSection):
-    quantization: Literal["none", "nf4"] = "none"
-    """Keep the frozen base in 4 bits (QLoRA, arXiv:2305.14314); needs `lora` and a CUDA device."""
+    adapter: LocalOrHub | None = None
+    """Directory of a saved adapter of the model at `path`, which is trained further; its own rank and layers stay."""
+    quantization: Quantization = "none"
+    """Keep the frozen base in 4 bits (QLoRA, arXiv:2305.14314); needs `lora` or `adapter`, and is slow on a CPU."""
+    kernels: Literal["torch", "liger"] = "torch"
+    """Norms, rotary positions and gated layers by torch, or by Liger's fused kernels, which need a CUDA device."""
     new_tokens: tuple[str, ...] = ()
     """Special tokens added to the vocabulary; each begins as the mean of the tokens that spelled it before."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether an adapter is trained, a new one or a saved one, and the model at `path` is frozen."""
+        return self.lora is not None or self.adapter is not None
+
+    @model_validator(mode="after")
+    def _one_adapter(self) -> Self:
+        if self.adapter is not None and (self.lora is not None or self.new_tokens):
+            raise ValueError("a saved adapter is trained as it is; give it without lora and new_tokens")
+        return self
 
 
 class TokenBatch(BatchSection):

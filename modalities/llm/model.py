@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ...common import attention
+from ...common import attention, quantized
 from ...common.adapters import adapted
 from ...common.errors import ModelError, unreadable_model
 from ...common.losses import (
@@ -23,10 +24,13 @@ from ...common.losses import (
     token_loss,
 )
 from .config import LanguageModel, LanguageRecipe
+from .kernels import apply_liger
 
 log = logging.getLogger(__name__)
 
 FAMILY = "a causal language model"
+ADAPTER = "default"
+"""PEFT's name of the adapter that is trained."""
 
 
 def load_tokenizer(section: LanguageModel, weights: Path | None, template: str | None = None) -> Any:
@@ -42,7 +46,7 @@ def load_tokenizer(section: LanguageModel, weights: Path | None, template: str |
     """
     if weights is not None:
         return _tokenizer(section, str(weights))
-    tokenizer = _tokenizer(section, section.path)
+    tokenizer = _tokenizer(section, _tokenizer_place(section))
     known = sorted(set(section.new_tokens) & tokenizer.get_vocab().keys())
     if known:
         raise ModelError("the tokenizer has these tokens already", where="model.new_tokens", given=", ".join(known))
@@ -55,6 +59,12 @@ def load_tokenizer(section: LanguageModel, weights: Path | None, template: str |
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # masks go by place, so that the end token is still learned
     return tokenizer
+
+
+def _tokenizer_place(section: LanguageModel) -> str:
+    """Beside a saved adapter, which may have brought new tokens, if one is there; else that of the model."""
+    beside = section.adapter is not None and Path(section.adapter, "tokenizer_config.json").is_file()
+    return str(section.adapter) if beside else section.path
 
 
 def _tokenizer(section: LanguageModel, path: str) -> Any:
@@ -74,26 +84,33 @@ def load_model(recipe: LanguageRecipe, tokenizer: Any, weights: Path | None) -> 
         tokenizer: may hold more tokens than the model.
         weights: directory of a saved model or adapter to load instead of starting from `model.path`.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     attention.register()
     section = recipe.model
-    path = section.path if weights is None or section.lora else str(weights)
+    refuse_adapter(section.path)
+    path = section.path if weights is None or section.adapts else str(weights)
     options: dict[str, Any] = {"dtype": torch.bfloat16 if recipe.train.precision == "bf16-true" else torch.float32}
     if section.quantization != "none":
-        options["quantization_config"] = quantised(section)
+        options["quantization_config"] = BitsAndBytesConfig(
+            **quantized.settings(recipe.train.precision, section.adapts)
+        )
     try:
         causal = AutoModelForCausalLM.from_pretrained(
             path, attn_implementation=attention.NAME, trust_remote_code=section.trust_remote_code, **options
         )
     except (OSError, ValueError, KeyError) as error:  # KeyError: a family that picks its attention by name
         raise unreadable_model(path, error, FAMILY) from error
-    is_base = weights is None or section.lora is not None
+    if section.kernels == "liger":
+        apply_liger(causal)
+    is_base = weights is None or section.adapts
     new = _add_tokens(causal, tokenizer, section) if is_base else []
     model: nn.Module = causal
-    if section.lora is not None:
+    if section.adapter is not None:
+        model = saved_adapter(causal, weights or section.adapter)
+    elif section.lora is not None:
         rows = {"trainable_token_indices": _trained_rows(causal, section, new)} if new else {}
         model = adapted(causal, section.lora, weights, "CAUSAL_LM", **rows)
     if recipe.train.gradient_checkpointing:
@@ -101,19 +118,38 @@ def load_model(recipe: LanguageRecipe, tokenizer: Any, weights: Path | None) -> 
     return model, causal
 
 
-def quantised(section: LanguageModel) -> Any:
-    """4-bit NormalFloat with double quantisation (Dettmers et al., QLoRA, arXiv:2305.14314)."""
-    from transformers import BitsAndBytesConfig
+def refuse_adapter(path: str) -> None:
+    """Refuse an adapter in the place of the model that it belongs to.
 
-    if section.lora is None or not torch.cuda.is_available():
-        wanted = "model.lora, as 4-bit weights can't be trained" if section.lora is None else "a CUDA device"
-        raise ModelError("the base can't be quantised", where="model.quantization", given="nf4", expected=wanted)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
+    Raises:
+        ModelError: it names both.
+    """
+    file = Path(path, "adapter_config.json")
+    if not file.is_file():
+        return
+    base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    raise ModelError(
+        "this is an adapter and not a model",
+        where="model.path",
+        given=path,
+        do=f"model.path={base or 'ITS_MODEL'} model.adapter={path}",
     )
+
+
+def saved_adapter(causal: Any, path: str | Path) -> nn.Module:
+    """The model with a saved adapter around it that is trained.
+
+    Raises:
+        ModelError: there is none, or it belongs to another model.
+    """
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(causal, str(path), is_trainable=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        problem = f"the adapter can't be loaded: {str(error).strip().splitlines()[0]}"
+        expected = "an adapter in PEFT's format, of the model at model.path"
+        raise ModelError(problem, where="model.adapter", given=path, expected=expected) from error
 
 
 @torch.no_grad()

@@ -20,8 +20,9 @@ from .sft import task as sft
 class PolicyTask(sft.Task):
     """Trains on answers that share their prompts. A subclass gives the data path and the loss.
 
-    The reference is the model as it is before the training: with a new adapter the model under it, else a second model,
-    frozen; or the one that `model.reference` names. It is computed without dropout.
+    The reference is the model as it is before the training: with a new adapter the model under it; with a saved one the
+    same model under a frozen copy of that; else a second model, frozen; or the one that `model.reference` names. It is
+    computed without dropout.
     """
 
     recipe: Any
@@ -35,7 +36,7 @@ class PolicyTask(sft.Task):
         self.other = None
         self._known: reference.Known | None = None
         self._other_head: list[Head] = []
-        self._is_under_adapter = reference.is_under_adapter(recipe.model)
+        self._way = reference.way(recipe.model)
         if self.needs_reference and not self.precomputes:
             self._load_other()
 
@@ -54,8 +55,10 @@ class PolicyTask(sft.Task):
         return TokenLoss()
 
     def _load_other(self) -> None:
-        """Load the second model, if one is needed and not there."""
-        if self._is_under_adapter or self.other is not None:
+        """Load the second model or adapter, if one is needed and not there."""
+        if self._way == "adapter":
+            reference.load_adapter(self.model, self.recipe.model.adapter)
+        if self._way != "model" or self.other is not None:
             return
         path = self.recipe.model.reference
         other = reference.load(self.recipe, self.processing.tokenizer, path, "model.reference")
@@ -88,21 +91,19 @@ class PolicyTask(sft.Task):
             self.other.eval()
             yield self.other, self._other_head[0]
             return
-        modes = {module: module.training for module in self.model.modules()}
-        self.model.eval()
-        self.model.base_model.disable_adapter_layers()
-        try:
+        with reference.as_reference(self.model, self._way == "adapter"):
             yield self.causal, self._head
-        finally:
-            self.model.base_model.enable_adapter_layers()
-            for module, mode in modes.items():
-                module.training = mode
+
+    def exportable(self) -> Any:
+        from .export import PolicyExport
+
+        return PolicyExport(self)
 
     # ------------------------------------------------------------------ ahead
 
     def look_ahead(self, examples: Sequence[Any], folder: Path) -> None:
-        """Compute the log-probabilities of the reference once, if the recipe asks for it; a second model is dropped
-        then."""
+        """Compute the log-probabilities of the reference once, if the recipe asks for it; a second model or adapter is
+        dropped then."""
         if not (self.needs_reference and self.precomputes):
             return
         self._load_other()
@@ -113,6 +114,8 @@ class PolicyTask(sft.Task):
         self._known = known
         if self.other is not None:
             self.other, self._other_head = None, []
+        elif self._way == "adapter":
+            self.model.delete_adapter(reference.ADAPTER)
 
     def _computed(self, missing: Sequence[Any]) -> list[float]:
         """Log-probabilities of single documents, each rank computing its share."""

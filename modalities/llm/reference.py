@@ -1,11 +1,13 @@
-"""The reference of a policy: a second model, or log-probabilities that were computed once and are kept by content."""
+"""The reference of a policy: a second model, a second adapter, or log-probabilities that were computed once and are
+kept by content."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,15 +17,50 @@ from ...common.data.plan import Bounds, cut
 from ...common.errors import ModelError
 from ...common.evaluation.run import autocast
 from .batch import Group, join_groups
+from .model import ADAPTER as TRAINED
 from .model import load_model, load_tokenizer
 from .tokens import Document
+
+ADAPTER = "reference"
+"""PEFT's name of a frozen adapter beside the one that is trained."""
 
 _STARTS_AS_THE_MODEL = ("default", "gaussian")
 
 
-def is_under_adapter(section: Any) -> bool:
-    """Whether the reference is the model without its adapter: no other is named, and the adapter begins as nothing."""
-    return section.lora is not None and section.reference is None and section.lora.init in _STARTS_AS_THE_MODEL
+def way(section: Any) -> Literal["base", "adapter", "model"]:
+    """What the reference is: the `base` under a new adapter that begins as nothing; the same base under the saved
+    `adapter` that the training began with; or else a second `model`."""
+    if section.reference is None and section.adapter is not None:
+        return "adapter"
+    is_new = section.lora is not None and section.lora.init in _STARTS_AS_THE_MODEL
+    return "base" if section.reference is None and is_new else "model"
+
+
+def load_adapter(model: Any, path: str) -> None:
+    """Put a frozen copy of a saved adapter beside the one that is trained, on the same base."""
+    if ADAPTER not in model.peft_config:
+        model.load_adapter(path, ADAPTER, is_trainable=False)
+        model.set_adapter(TRAINED)  # the only one with gradient
+
+
+@contextmanager
+def as_reference(model: Any, adapter: bool) -> Iterator[None]:
+    """A PEFT model with the reference's adapter, or with none, in evaluation mode; afterwards all is as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    if adapter:
+        model.set_adapter(ADAPTER, inference_mode=True)
+    else:
+        model.base_model.disable_adapter_layers()
+    try:
+        yield
+    finally:
+        if adapter:
+            model.set_adapter(TRAINED)
+        else:
+            model.base_model.enable_adapter_layers()
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def load(recipe: Any, tokenizer: Any, path: str | None, where: str) -> nn.Module:
@@ -39,7 +76,7 @@ def load(recipe: Any, tokenizer: Any, path: str | None, where: str) -> nn.Module
         ModelError: it can't be loaded, or has another tokenizer.
     """
     section = recipe.model
-    changes: dict[str, Any] = {"lora": None, "quantization": "none"}
+    changes: dict[str, Any] = {"lora": None, "adapter": None, "quantization": "none"}
     if path is not None:
         changes["path"] = path
         check_tokenizer(tokenizer, section.model_copy(update=changes), where)

@@ -118,8 +118,9 @@ def _score(given: str, section: GenerateSection) -> Score:
     if ":" in given:
         return _own(given)
     if given == "math_verify":
-        _needed("math_verify", "math-verify")
-    schema = None if section.json_schema is None else _schema(Path(section.json_schema))
+        needed("math_verify", "math-verify")
+    place = "evaluate.generate.json_schema"
+    schema = None if section.json_schema is None else load_schema(Path(section.json_schema), place)
     known: dict[str, Callable[[str, str], float]] = {
         "exact_match": exact_match,
         "contains": contains,
@@ -131,13 +132,19 @@ def _score(given: str, section: GenerateSection) -> Score:
     return lambda answer, reference, row: known[given](said(answer), said(reference))
 
 
-def _needed(module: str, package: str) -> None:
+def needed(module: str, package: str) -> None:
+    """Refuse to go on without a package, naming the extra that brings it."""
     if importlib.util.find_spec(module) is None:
         raise missing_extra(package, "llm")
 
 
-def _schema(file: Path) -> Mapping[str, Any]:
-    _needed("jsonschema", "jsonschema")
+def load_schema(file: Path, where: str) -> Mapping[str, Any]:
+    """A JSON Schema, checked.
+
+    Args:
+        where: the recipe's key, for messages.
+    """
+    needed("jsonschema", "jsonschema")
     from jsonschema import exceptions, validators
 
     try:
@@ -145,16 +152,13 @@ def _schema(file: Path) -> Mapping[str, Any]:
         validators.validator_for(schema).check_schema(schema)
     except (OSError, ValueError, exceptions.SchemaError) as error:
         problem = f"not a JSON Schema: {str(error).splitlines()[0]}"
-        raise RecipeError(problem, where="evaluate.generate.json_schema", given=file) from error
+        raise RecipeError(problem, where=where, given=file) from error
     return schema
 
 
 def _own(given: str) -> Score:
     """The user's function; it gets the answer as it is, with what the model thought."""
-    place, _, name = given.rpartition(":")
-    function = getattr(_module(place, given), name, None)
-    if not callable(function):
-        raise RecipeError("no such function", where="evaluate.generate.scores", given=given)
+    function = load_function(given, "evaluate.generate.scores")
 
     def score(answer: str, reference: str, row: Mapping[str, Any]) -> float:
         try:
@@ -168,7 +172,23 @@ def _own(given: str) -> Score:
     return score
 
 
-def _module(place: str, given: str) -> ModuleType:
+def load_function(given: str, where: str) -> Callable[..., Any]:
+    """The function, or class, of `module:name` or `file.py:name`.
+
+    Args:
+        where: the recipe's key, for messages.
+
+    Raises:
+        RecipeError: it is not there, or its module can't be imported.
+    """
+    place, _, name = given.rpartition(":")
+    found = getattr(_module(place, given, where), name, None)
+    if not callable(found):
+        raise RecipeError("no such function", where=where, given=given)
+    return found  # type: ignore[no-any-return]
+
+
+def _module(place: str, given: str, where: str) -> ModuleType:
     """The module of a file, or of the environment."""
     try:
         if not place.endswith(".py"):
@@ -180,5 +200,5 @@ def _module(place: str, given: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         problem = f"can't be imported: {type(error).__name__}: {error}"
-        raise RecipeError(problem, where="evaluate.generate.scores", given=given) from error
+        raise RecipeError(problem, where=where, given=given) from error
     return module

@@ -1,4 +1,5 @@
-"""Pairs of a right and a wrong answer to the last question of each dialogue."""
+"""Pairs of a right and a wrong answer to the last question of each dialogue, to evaluate on: every question has one,
+whatever a model can or can't do."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def make_pairs(sums: str | Path, folder: str | Path, seed: int = 0) -> None:
-    """Write a file of pairs for each file of dialogues: rows of `prompt`, `chosen`, `rejected` and `operands`.
+    """Write `validation.jsonl` and `test.jsonl`: rows of `prompt`, `chosen`, `rejected` and `operands`.
 
     Args:
         sums: folder of the dialogues, as `make_sums` writes them.
@@ -21,7 +22,8 @@ def make_pairs(sums: str | Path, folder: str | Path, seed: int = 0) -> None:
     """
     rng = np.random.default_rng([seed, 1])
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for file in sorted(Path(sums).glob("*.jsonl")):
+    for name in ("test", "validation"):
+        file = Path(sums, f"{name}.jsonl")
         with Path(folder, file.name).open("w", encoding="utf-8") as out:
             for line in file.read_text(encoding="utf-8").splitlines():
                 row = json.loads(line)

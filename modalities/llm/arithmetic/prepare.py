@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 from ....common.once import made_once
+from .mistakes import make_mistakes
 from .model import make_model
 from .pairs import make_pairs
 from .sums import make_sums, words
 
-FOLDER = "runs/arithmetic"  # what the shipped recipe names
-VERSION = 2  # raised when the dialogues or the model are made in another way
+FOLDER = "runs/arithmetic"  # what the shipped recipes name
+FINE_TUNED = "run/checkpoints/best"  # of these, what the first one leaves
+VERSION = 3  # raised when the dialogues, the pairs or the model are made in another way
 
 
 def prepare(folder: str | Path = FOLDER, seed: int = 0) -> bool:
-    """Make dialogues, pairs of answers and a small untrained Llama: `sums/{train,validation,test}.jsonl`, the same
-    under `pairs/`, and `model/` under the folder.
+    """Make dialogues and a small untrained Llama: `sums/{train,validation,test}.jsonl` and `model/` under the folder;
+    pairs of answers to evaluate on, `pairs/{validation,test}.jsonl`; and, once a model was fine-tuned on these
+    dialogues, the mistakes that it still makes in them, `pairs/train.jsonl`.
 
     Returns:
-        whether anything was made: False when all was there already, from this version and seed.
+        whether anything was made: False when all was there already, from this version, seed and model.
     """
     root = Path(folder)
 
@@ -27,4 +32,28 @@ def prepare(folder: str | Path = FOLDER, seed: int = 0) -> bool:
         make_pairs(root / "sums", root / "pairs", seed)
         make_model(root / "model", words(), seed)
 
-    return made_once(root, {"version": VERSION, "seed": seed}, make)
+    settings: dict[str, object] = {"version": VERSION, "seed": seed}
+    made = made_once(root, settings, make)
+    model = fine_tuned(root)
+    if model is None:
+        return made
+    weights = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+    dialogues, file = root / "sums" / "train.jsonl", root / "pairs" / "train.jsonl"
+    return (
+        made_once(
+            root / "pairs", {**settings, "model": weights}, lambda: make_mistakes(model, dialogues, file, seed=seed)
+        )
+        or made
+    )
+
+
+def fine_tuned(folder: str | Path) -> Path | None:
+    """The model of a run in the folder that was trained on the folder's dialogues; None: there is none yet. One that
+    was trained on others may have seen the sums that the evaluation asks for."""
+    root = Path(folder)
+    record = root / FINE_TUNED / "run.json"
+    if not record.is_file():
+        return None
+    known = json.loads(record.read_text(encoding="utf-8"))["data"]["train"]["sha256"]
+    train = hashlib.sha256((root / "sums" / "train.jsonl").read_bytes()).hexdigest()
+    return root / FINE_TUNED / "model" if set(known.values()) == {train} else None

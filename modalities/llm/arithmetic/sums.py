@@ -24,7 +24,7 @@ def answer(numbers: Sequence[int]) -> str:
     return f"{first}={ones}, {second}={tens}: {sum(numbers)}"
 
 
-def make_sums(folder: str | Path, seed: int = 0, train: int = 5000, validation: int = 200, test: int = 400) -> None:
+def make_sums(folder: str | Path, seed: int = 0, train: int = 5000, validation: int = 500, test: int = 500) -> None:
     """Write `train.jsonl`, `validation.jsonl` and `test.jsonl`: rows of `messages`, and of `operands`, the number of
     numbers in the last question.
 

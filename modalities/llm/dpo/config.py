@@ -81,7 +81,8 @@ class PreferenceTask(TaskSection):
 class PreferenceModel(LanguageModel):
     reference: LocalOrHub | None = None
     """Another model as the reference; default: the model as it is before the training. For a new adapter that is the
-    model under it, without a second copy."""
+    model under it, for a saved one (`adapter`) that model with a frozen copy of the adapter; without a second copy of
+    the model in either case."""
 
 
 class PreferenceData(ChatData):

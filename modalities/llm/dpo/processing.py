@@ -63,7 +63,7 @@ class PreferenceProcessing(ChatProcessing):
 
     def examine(self, example: Any, training: bool) -> list[Any]:
         made: Preference = example
-        tokens, taken = fit_together(made, self._encoded, self.limit)
+        tokens, taken = fit_together(made, self.encoded, self.limit)
         said = [one.ids.tolist() for one in tokens]
         if any(one in said[:at] for at, one in enumerate(said)):
             raise BadExample("equal_answers", "two answers have the same tokens", where=made.where)
@@ -80,7 +80,8 @@ class PreferenceProcessing(ChatProcessing):
         """The label of a judged answer, checked. Raises BadExample."""
         return item.label
 
-    def _encoded(self, item: Conversation | Text) -> Tokens:
+    def encoded(self, item: Conversation | Text) -> Tokens:
+        """The tokens of a prompt with one answer, whatever their length. Raises BadExample."""
         if isinstance(item, Text):
             if item.prompt is None or self.recipe.data.plain:
                 return encode_plain(self.tokenizer, item)

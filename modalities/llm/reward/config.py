@@ -38,9 +38,11 @@ class RewardTask(TaskSection):
 
 class RewardModel(LanguageModel):
     @model_validator(mode="after")
-    def _keeps_its_vocabulary(self) -> Self:
+    def _is_a_whole_model(self) -> Self:
         if self.new_tokens:
             raise ValueError("new_tokens are not known in reward models; add them when the model is fine-tuned")
+        if self.adapter is not None:
+            raise ValueError("adapter is not known in reward models; merge it into the model first")
         return self
 
 

@@ -49,14 +49,16 @@ class Task(task.Task):
     recipe: Config
     processing: RewardProcessing
     model: Any
+    per_token: ClassVar[bool] = False
+    """Whether tokens are scored, and not sequences."""
 
-    def __init__(self, recipe: Config, weights: Path | None = None):
+    def __init__(self, recipe: Any, weights: Path | None = None):
         super().__init__(recipe, weights)
         self.processing = self.make_processing(recipe, weights)
         tokenizer = self.processing.tokenizer
-        labels = recipe.task.labels
+        labels = self.classes(recipe)
         pad = padding(tokenizer, self.processing.terminators())
-        self.model, scorer = load_scorer(recipe, len(labels or (0,)), pad, weights)
+        self.model, scorer = load_scorer(recipe, len(labels or (0,)), pad, weights, self.per_token)
         self._scorer = [scorer]  # in a list, so that its parameters are not registered twice
         if labels is not None:
             scorer.config.id2label = dict(enumerate(labels))
@@ -68,6 +70,12 @@ class Task(task.Task):
     @classmethod
     def make_processing(cls, recipe: Config, weights: Path | None = None) -> RewardProcessing:
         return RewardProcessing(recipe, weights)
+
+    @staticmethod
+    def classes(recipe: Any) -> tuple[str, ...] | None:
+        """Names of the classes, in the order of the scores; None: one score."""
+        found: tuple[str, ...] | None = recipe.task.labels
+        return found
 
     @staticmethod
     def names(recipe: Any) -> list[str]:

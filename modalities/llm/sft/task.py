@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from ....common.data.processing import Batch
@@ -15,7 +16,7 @@ from ....common.task import Predicted
 from .. import scoring
 from ..causal import CausalTask, Told
 from ..config import SCORES, score_name
-from ..generate import generate
+from ..generate import Generated, generate
 from .config import Config
 from .processing import ChatProcessing
 
@@ -91,9 +92,7 @@ class Task(CausalTask):
         assert section is not None  # without it nothing is asked
         prompts = [data["prompts"][row] for row in asked]
         ends = self.generation_config().eos_token_id or []
-        generated = generate(
-            self.causal, [prompt.ids for prompt in prompts], section, ends, tokenizer.pad_token_id or 0
-        )
+        generated = self.answers_of([prompt.ids for prompt in prompts], section.max_new_tokens, ends)
         found = {}
         for row, prompt, one in zip(asked, prompts, generated, strict=True):
             answer = str(tokenizer.decode(one.ids, skip_special_tokens=True)).strip()
@@ -108,6 +107,13 @@ class Task(CausalTask):
                 scores={name: score(answer, prompt.reference, prompt.row) for name, score in self._scores.items()},
             )
         return found
+
+    def answers_of(self, prompts: Sequence[np.ndarray], most: int, ends: Sequence[int]) -> list[Generated]:
+        """What the model says after each prompt, at most so many tokens."""
+        section = self.recipe.evaluate.generate
+        assert section is not None
+        section = section.model_copy(update={"max_new_tokens": most})
+        return generate(self.causal, prompts, section, ends, self.processing.tokenizer.pad_token_id or 0)
 
     def means(self, records: Sequence[Any]) -> dict[str, Any]:
         """Beside loss and accuracy the mean scores of the answers; their number; the share of those that the model did

@@ -15,12 +15,15 @@ from luthier.common.evaluation.saved import evaluate_checkpoint
 from luthier.common.reading import load
 from luthier.common.training.run import train
 from luthier.common.verify import run as verify
+from luthier.modalities.llm import generate as generation
 from luthier.modalities.llm.arithmetic import prepare as preparation
 from luthier.modalities.llm.arithmetic.__main__ import main
+from luthier.modalities.llm.arithmetic.mistakes import make_mistakes
 from luthier.modalities.llm.arithmetic.model import make_model
 from luthier.modalities.llm.arithmetic.pairs import make_pairs
-from luthier.modalities.llm.arithmetic.prepare import FOLDER, prepare
+from luthier.modalities.llm.arithmetic.prepare import FOLDER, fine_tuned, prepare
 from luthier.modalities.llm.arithmetic.sums import answer, make_sums, words
+from luthier.modalities.llm.generate import Generated
 
 COUNTS = {"train": 60, "validation": 20, "test": 30}
 RECIPE = "llm/arithmetic-sft"
@@ -90,9 +93,10 @@ def test_dialogues_depend_on_the_seed_alone(sums: Path, tmp_path: Path) -> None:
 def test_pairs_are_the_last_answers_and_ones_with_a_slip(sums: Path, tmp_path: Path) -> None:
     """Same prompts and form; a wrong answer follows from its slip, but for a result that is misread."""
     make_pairs(sums, tmp_path, seed=1)
+    assert not (tmp_path / "train.jsonl").exists(), "these are a model's own mistakes"
     form = re.compile(r"([\d+]+)=(\d+), ([\d+]+)=(\d+): (\d+)")
-    slips = 0
-    for name in COUNTS:
+    slips, number = 0, COUNTS["validation"] + COUNTS["test"]
+    for name in ("validation", "test"):
         for row, pair in zip(rows(sums, name), rows(tmp_path, name), strict=True):
             assert pair["prompt"] + pair["chosen"] == row["messages"]
             right, wrong = pair["chosen"][0]["content"], pair["rejected"][0]["content"]
@@ -101,7 +105,7 @@ def test_pairs_are_the_last_answers_and_ones_with_a_slip(sums: Path, tmp_path: P
             misread = int(result) != int(tens) * 10 + int(ones) % 10
             assert misread or int(result) != int(right.rpartition(": ")[2])
             slips += not misread
-    assert 0.5 < slips / sum(COUNTS.values()) < 1
+    assert 0.5 < slips / number < 1
 
 
 def test_the_model_loads_and_reads_numbers_digit_by_digit(sums: Path, tmp_path: Path) -> None:
@@ -142,6 +146,46 @@ def test_the_recipe_is_prepared_where_it_is_verified(
     assert Path(recipe.model.path) == tmp_path / FOLDER / "model", "it names what prepare makes, in this folder"
     for sources in (recipe.data.train, recipe.data.validation, recipe.data.test):
         assert Path(sources[0].path).is_file()
+
+
+def test_mistakes_are_the_model_s_own_samples(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the training's dialogues only, each wrong answer once, the same each time; once a model was trained on these
+    dialogues, and anew for another."""
+    prepare(tmp_path)
+    asked = []
+
+    def answered(causal: Any, prompts: Any, section: Any, ends: Any) -> list[Generated]:
+        assert section.temperature == 1
+        tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path / "model")
+        asked.extend(tokenizer.decode(one) for one in prompts)
+        texts = [("1+1=2, 0+1+1=2: 22", "what")[at % 2] for at in range(len(prompts))]
+        return [Generated(tokenizer(text).input_ids, text != "what") for text in texts]
+
+    monkeypatch.setattr(generation, "generate", answered)
+    number = make_mistakes(tmp_path / "model", tmp_path / "sums" / "train.jsonl", tmp_path / "made.jsonl", tries=3)
+    pairs = [json.loads(line) for line in (tmp_path / "made.jsonl").read_text().splitlines()]
+    known = [(row["messages"][:-1], row["messages"][-1:]) for row in rows(tmp_path / "sums", "train")]
+    assert len(asked) == 3 * len(known)
+    assert number == len(pairs) == len({json.dumps(one) for one in pairs})
+    for one in pairs:
+        assert (one["prompt"], one["chosen"]) in known
+        assert one["rejected"][0]["content"] == "1+1=2, 0+1+1=2: 22"
+    assert all(text.endswith("<|im_start|>assistant\n") for text in asked)
+
+    assert fine_tuned(tmp_path) is None
+    place = tmp_path / preparation.FINE_TUNED
+    (place / "model").mkdir(parents=True)
+    for file in (tmp_path / "model").iterdir():
+        (place / "model" / file.name).write_bytes(file.read_bytes())
+    train_file = tmp_path / "sums" / "train.jsonl"
+    for digest in ("0" * 64, hashlib.sha256(train_file.read_bytes()).hexdigest()):
+        (place / "run.json").write_text(json.dumps({"data": {"train": {"sha256": {"train.jsonl": digest}}}}))
+        if digest.startswith("0000"):
+            assert fine_tuned(tmp_path) is None, "trained on other sums, perhaps on those that are to be asked"
+            assert not prepare(tmp_path)
+    assert prepare(tmp_path)
+    assert (tmp_path / "pairs" / "train.jsonl").is_file()
+    assert not prepare(tmp_path)
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
-"""Distillation: divergences by definition, vocabularies padded differently, another tokenizer."""
+"""Distillation: divergences by definition, vocabularies padded differently, another tokenizer, metrics."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 import transformers as hf
 
 from luthier.common.errors import LuthierError, ModelError
+from luthier.common.evaluation.saved import evaluate_checkpoint
 from luthier.common.training.run import train
 from luthier.modalities.llm.losses.divergence import divergence
 
@@ -109,11 +111,46 @@ def test_the_student_comes_nearer_and_the_teacher_is_not_saved(recipe_of, model_
     folder = train(recipe).folder
     values = left.values(folder, "train/divergence")
     assert values[-1] < 0.6 * values[0]
+    assert not (folder / "teacher").exists()
     state = torch.load(left.checkpoints(folder)[-1] / "state" / "trainer.pt", weights_only=True)
     assert not [key for key in state["state_dict"] if key.startswith("teacher.")]
 
 
-@pytest.mark.parametrize("overrides", [("task.mixture=0.5",), ("task.divergence=generalised",)])
-def test_recipes_that_make_no_sense_are_refused(overrides: tuple[str, ...], recipe_of, model_of) -> None:
-    with pytest.raises(LuthierError, match="mixture"):
+@pytest.mark.parametrize("overrides", [(), ("task.top_k=5",)], ids=["full", "top_k"])
+def test_the_divergence_is_evaluated_by_slice_and_decides(
+    overrides: tuple[str, ...], recipe_of, rows_of, model_of, left, tmp_path: Path
+) -> None:
+    """In training and from the checkpoint alone, for any batch; the mean of tokens, not of batches."""
+    file = rows_of(tmp_path / "validation.jsonl", 6)
+    common = (
+        f"model.teacher={model_of('qwen3')}", f"data.validation={file}", "evaluate.slices=[topic]",
+        "evaluate.at_start=true", "train.epochs=2", "optim.learning_rate=3e-3", "evaluate.generate={max_new_tokens: 3}",
+    )  # fmt: skip
+    folder = train(recipe_of(*common, *overrides, kind=KIND)).folder
+    values = left.values(folder, "validation/divergence")
+    assert values[-1] < values[0]
+    one, many = (
+        evaluate_checkpoint(folder / "checkpoints" / "best", overrides=[f"evaluate.batch={size}"]).metrics
+        for size in (1, 6)
+    )
+    assert one["divergence"] == pytest.approx(min(values), rel=1e-4) == pytest.approx(many["divergence"], rel=1e-4)
+    parts = one["slices"]["topic"].values()
+    assert sum(part["divergence"] * part["tokens"] for part in parts) == pytest.approx(
+        one["divergence"] * one["tokens"], rel=1e-6
+    )
+    assert one["answers"] == 6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (("task.mixture=0.5",), "mixture"),
+        (("task.divergence=generalised",), "mixture"),
+        (("task.on_policy=0.5", "task.top_k=4"), "top_k"),
+        (("task.top_k=4", "data.streaming=true", "train.epochs=null", "train.steps=2"), "streaming"),
+        (("task.on_policy=0.5", "train.strategy=fsdp2"), "on_policy"),
+    ],
+)
+def test_recipes_that_make_no_sense_are_refused(overrides: tuple[str, ...], problem: str, recipe_of, model_of) -> None:
+    with pytest.raises(LuthierError, match=problem):
         recipe_of(f"model.teacher={model_of()}", *overrides, kind=KIND)

@@ -38,6 +38,10 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"rows": PAIRS, "model": "llama-dropout", "kind": "llm.dpo"},
         (*PACKED, "task.precompute_reference=true"),
     ),
+    "qlora": (
+        {"rows": 20, "model": "llama-dropout"},
+        (*PACKED, "model.quantization=nf4", "model.lora.rank=2", "optim.name=adamw_8bit"),
+    ),
     "mixed": (
         {"rows": 20, "model": "mixtral"},
         ("data.batch.tokens=120", *TWICE),

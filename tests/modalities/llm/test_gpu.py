@@ -54,6 +54,13 @@ def test_a_run_on_a_gpu_is_that_on_the_cpu(family: str, recipe_of, left) -> None
     assert left.values(train(half).folder) == pytest.approx(cpu, rel=0.03)
 
 
+@pytest.mark.skipif(find_spec("liger_kernel") is None, reason="needs liger-kernel")
+def test_ligers_kernels_train_as_torch_does(recipe_of, left) -> None:
+    plain = left.values(train(recipe_of("train.accelerator=gpu", "train.epochs=2", output="plain")).folder)
+    fused = recipe_of("train.accelerator=gpu", "train.epochs=2", "model.kernels=liger", output="fused")
+    assert left.values(train(fused).folder) == pytest.approx(plain, rel=1e-3)
+
+
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 def test_qlora_trains_an_adapter_on_a_base_in_4_bits(recipe_of, left, task_of) -> None:
     overrides: tuple[Any, ...] = (

@@ -1,0 +1,1 @@
+"""Online reinforcement learning without a critic: GRPO and its relatives, RLOO, REINFORCE++."""

@@ -1,0 +1,1 @@
+"""What draws the completions of a rollout."""

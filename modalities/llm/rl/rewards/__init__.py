@@ -1,0 +1,1 @@
+"""Rewards of online reinforcement learning: numbers that say how good an answer is."""
