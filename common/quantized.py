@@ -51,18 +51,19 @@ def quantise(module: nn.Module, precision: str, adapts: bool) -> None:
         precision, adapts: as for `settings`.
     """
     settings(precision, adapts)
-    from bitsandbytes.nn import Linear4bit, Params4bit
+    import bitsandbytes
 
+    layers: Any = bitsandbytes.nn
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is not nn.Linear:
                 continue
             device, bias = layer.weight.device, layer.bias is not None
-            small = Linear4bit(
+            small = layers.Linear4bit(
                 layer.in_features, layer.out_features, bias, _dtype(precision), True, "nf4", device=torch.device("meta")
             )
             weight = layer.weight.detach()
-            small.weight = Params4bit(weight, requires_grad=False, compress_statistics=True, quant_type="nf4")
+            small.weight = layers.Params4bit(weight, requires_grad=False, compress_statistics=True, quant_type="nf4")
             small.bias = layer.bias
             setattr(parent, name, small.to(device))
     module.is_loaded_in_4bit = True  # type: ignore[assignment]  # by which PEFT chooses its layers

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from . import gradients, optim
 from .data.processing import Batch, Processing
+from .errors import ExportError
+from .exportable import Exportable
 from .recipe import Recipe
 from .seeding import seed_batch
 from .training.spikes import Spikes
@@ -139,6 +141,10 @@ class Task(LightningModule, ABC):
     @abstractmethod
     def save_pretrained(self, directory: Path) -> None:
         """Write the model in the format of its own ecosystem, complete for inference."""
+
+    def exportable(self) -> Exportable:
+        """What export has to know of the model."""
+        raise ExportError("there is no export of this kind yet", where="task.kind", given=self.recipe.task.kind)
 
     def measure(self) -> dict[str, float]:
         """Further metrics, which need none of the recipe's data: benchmarks of the field. Called at each evaluation in

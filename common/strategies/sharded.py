@@ -157,6 +157,6 @@ def refuse(recipe: Recipe, model: nn.Module | None) -> str | None:
         return "fsdp2+tp needs train.tensor_parallel, the number of devices that share each layer"
     if isinstance(section.devices, int) and section.devices % section.tensor_parallel:
         return f"train.devices ({section.devices}) is no multiple of train.tensor_parallel ({section.tensor_parallel})"
-    if recipe.model.lora is not None:
+    if recipe.model.lora is not None or getattr(recipe.model, "adapter", None) is not None:
         return "adapters are not cut by tensor parallelism; use fsdp2"
     return None if model is None else tensor_parallel.refuse(model, section.tensor_parallel)

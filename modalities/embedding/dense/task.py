@@ -50,6 +50,11 @@ class Task(RetrieverTask):
             loss.guide: _guide(loss.guide, recipe) for loss in self.losses if getattr(loss, "guide", None) is not None
         }
 
+    def exportable(self) -> Any:
+        from ..export import TextExport
+
+        return TextExport(self)
+
     # ------------------------------------------------------------------ what retrieval is made of
 
     @property

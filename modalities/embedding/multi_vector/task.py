@@ -42,6 +42,11 @@ class Task(RetrieverTask):
             model, "token_embeddings", recipe.data.batch.chunk_tokens, recipe.train.gradient_checkpointing
         )
 
+    def exportable(self) -> Any:
+        from ..export import MultiVectorExport
+
+        return MultiVectorExport(self)
+
     @property
     def similarity(self) -> None:
         return None

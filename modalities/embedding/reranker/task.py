@@ -53,6 +53,11 @@ class Task(EmbeddingTask):
     def metrics_of(cls, recipe: Any) -> dict[str, str]:
         return metrics_of(recipe.evaluate)
 
+    def exportable(self) -> Any:
+        from ..export import RerankerExport
+
+        return RerankerExport(self)
+
     def logits(self, data: dict[str, Any]) -> Tensor:
         """[M, C] of a batch's documents."""
         names = ("input_ids", "attention_mask", "token_type_ids")

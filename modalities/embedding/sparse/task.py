@@ -36,6 +36,11 @@ class Task(RetrieverTask):
             model, "sentence_embedding", recipe.data.batch.chunk_tokens, recipe.train.gradient_checkpointing
         )
 
+    def exportable(self) -> Any:
+        from ..export import SparseExport
+
+        return SparseExport(self)
+
     @property
     def similarity(self) -> Literal["dot"]:
         return "dot"

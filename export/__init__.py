@@ -1,0 +1,1 @@
+"""From a checkpoint to what is served, with a proof that it is the same model."""

@@ -1,0 +1,108 @@
+"""Writing a torch module as an ONNX graph, running it, and keeping its weights in 8 bits."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..common.errors import ExportError
+
+Axes = Mapping[str, Mapping[int, str]]
+"""Of each input, the axes whose size may change, by name."""
+
+LARGEST = 2**31 - 2**27
+"""Bytes of weights above which they lie in a file of their own: a protobuf holds 2 GB at most."""
+
+
+def write(module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str], axes: Axes, file: Path) -> None:
+    """Write a module's graph.
+
+    Args:
+        module: called with the tensors of `inputs` in their order, gives a tensor or a tuple of them.
+        inputs: by name; each axis that may change has a size of its own above 1.
+        outputs: names.
+        axes: what may change.
+        file: to be written.
+    """
+    sizes = {name: torch.export.Dim(name) for given in axes.values() for name in given.values()}
+    shapes = tuple({axis: sizes[name] for axis, name in axes.get(key, {}).items()} or None for key in inputs)
+    weights = sum(value.nbytes for value in module.state_dict().values())
+    levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript")}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                module.eval(),
+                tuple(inputs.values()),
+                str(file),
+                input_names=list(inputs),
+                output_names=list(outputs),
+                dynamic_shapes=(shapes,) if _is_variadic(module) else shapes,
+                dynamo=True,
+                external_data=weights > LARGEST,
+                verbose=False,
+            )
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    _check(file, axes)
+
+
+def _check(file: Path, axes: Axes) -> None:
+    """Raise ExportError if a size that may change has become that of the example."""
+    import onnx
+
+    for value in onnx.load(str(file), load_external_data=False).graph.input:
+        for axis, name in axes.get(value.name, {}).items():
+            if value.type.tensor_type.shape.dim[axis].HasField("dim_value"):
+                raise ExportError(f"the graph works for one number of {name} only", where=f"{file.name}: {value.name}")
+
+
+def _is_variadic(module: nn.Module) -> bool:
+    """Whether `forward` takes `*given`, which torch.export counts as one argument."""
+    return bool(module.forward.__code__.co_flags & 0x04)
+
+
+def quantise(file: Path) -> None:
+    """Keep the weights of a graph in 8 bits; activations are rounded to 8 bits as they come."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    small = file.with_name(f".{file.name}.int8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        root = logging.getLogger()
+        level = root.level
+        root.setLevel(logging.ERROR)  # it advises a preparation that torch's graphs have had
+        try:
+            quantize_dynamic(str(file), str(small), weight_type=QuantType.QInt8, per_channel=True)
+        finally:
+            root.setLevel(level)
+    small.replace(file)
+
+
+class Session:
+    """A graph in onnxruntime, on the CPU."""
+
+    def __init__(self, file: Path):
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        self.inputs = [one.name for one in self.session.get_inputs()]
+        self.outputs = [one.name for one in self.session.get_outputs()]
+
+    def __call__(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Outputs by name; inputs that the graph does not need are left out."""
+        found = self.session.run(None, {name: given[name] for name in self.inputs})
+        return dict(zip(self.outputs, found, strict=True))
