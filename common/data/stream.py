@@ -235,7 +235,7 @@ class Window:
 
     def batch(self, number: int) -> Carried:
         indices = self.batches[number - self.place.batch]
-        return Carried(number, self.place.window, indices, tuple(self.examples[index] for index in indices))
+        return Carried(number, self.place.window, indices, examples=tuple(self.examples[index] for index in indices))
 
 
 class StreamPlan:
