@@ -16,6 +16,8 @@ from luthier.export.run import export
 from luthier.export.source import Source
 from luthier.export.targets import gguf
 
+pytestmark = pytest.mark.slow  # each starts the runtime that serves it in a process of its own
+
 TEXT = "move the red ball now"
 READ = """
 from transformers import AutoModelForCausalLM, AutoTokenizer

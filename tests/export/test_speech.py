@@ -10,6 +10,8 @@ import pytest
 
 from luthier.export.run import export
 
+pytestmark = pytest.mark.slow  # each starts the runtime that serves it in a process of its own
+
 CTRANSLATE2 = """
 import ctranslate2
 model = ctranslate2.models.Whisper(sys.argv[1], device="cpu", compute_type=sys.argv[3])

@@ -10,6 +10,8 @@ import pytest
 
 from luthier.export.run import export
 
+pytestmark = pytest.mark.slow  # each starts the runtime that serves it in a process of its own
+
 TEXTS = ["move the red ball", "now", "take a spoon today upstairs"]
 PAIRS = [["red ball", "the red ball now"], ["lamp", "take"]]
 LORA = ("model.lora.rank=4", "model.lora.target_modules=[query, value]")

@@ -12,8 +12,7 @@ from ..config import SpeechData, SpeechEvaluate
 
 class ParaformerTask(TaskSection):
     language: str | None = None
-    """Language of rows that name none, as a code or name (`zh`); it decides how text is scored, and what a
-    multilingual model (SenseVoice) is told."""
+    """Language of rows that name none, as a code or name (`zh`); it decides how text is scored."""
     text: Literal["raw", "lower", "normalized"] = "raw"
     """What of a transcript is trained: the text as it is, in lower case (for token lists without capitals), or as it is
     scored, without case, punctuation and symbols. Scores are always against the text as it is."""

@@ -22,6 +22,9 @@ from .processing import ParaformerProcessing
 
 log = logging.getLogger(__name__)
 
+MODELS = ("Paraformer",)
+"""FunASR's names of the models that are trained here."""
+
 _VOCABULARY = ("decoder.embed", "decoder.output_layer", "ctc.ctc_lo")
 """Layers with a row for each token."""
 
@@ -80,6 +83,11 @@ def build(directory: Directory, size: int, tokens: list[str] | None, features: i
         features: values of an input frame.
     """
     kind = registered("model", directory.config["model"])
+    if directory.config["model"] not in MODELS:  # these want hotwords, prompts or chunks in their batches
+        raise ModelError(
+            "this model of FunASR is not trained here", where=directory.path / "config.yaml",
+            given=directory.config["model"], expected=" or ".join(MODELS),
+        )  # fmt: skip
     settings = {**directory.model, **directory.config, "vocab_size": size, "token_list": tokens, "input_size": features}
     for table in ("encoder", "decoder", "predictor", "specaug", "normalize"):
         name = settings.get(table)

@@ -80,7 +80,7 @@ class ParaformerProcessing(SpeechProcessing):
             else:
                 self.tokens.extend(recipe.model.new_tokens)
         model = directory.model
-        self.has_ctc = directory.config["model"] == "SenseVoiceSmall" or model.get("ctc_weight", 0.5) > 0
+        self.has_ctc = model.get("ctc_weight", 0.5) > 0
         self.closing = int(model.get("predictor_bias", 0))  # the end token, where the model writes it
         layer = (directory.config.get("encoder_conf") or {}).get("input_layer", "conv2d")
         self.positions = _POSITIONS.get(layer, _kept)

@@ -205,3 +205,39 @@ def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, model_of, 
     losses = left.values(whole)
     assert losses[-1] < losses[0]
     assert evaluate_checkpoint(whole / "checkpoints" / "best").metrics["utterances"] == 8
+
+
+def test_long_recordings_are_scored_as_a_whole(make_recipe, wav2vec2, manifest, tmp_path):
+    """Of 0.6 to 1.3 s, those above 1.05 s are cut; nobody speaks in them, so in halves. Without, they are refused."""
+    pytest.importorskip("silero_vad")
+    recipe = make_recipe(
+        wav2vec2, data={"validation": str(manifest), "max_bad": 0.5}, train={"steps": 1}, output=str(tmp_path / "out")
+    )
+    train(recipe)
+    best, short = tmp_path / "out" / "checkpoints" / "best", "data.audio.max_seconds=1.05"
+    assert evaluate_checkpoint(best, overrides=[short]).metrics["utterances"] == 5
+    found = evaluate_checkpoint(best, overrides=[short, "data.audio.voice={}", "evaluate.samples=8"])
+    assert found.metrics["utterances"] == 8
+    whole = evaluate_checkpoint(best, overrides=["evaluate.samples=8"])
+    assert [one["reference"] for one in found.samples] == [one["reference"] for one in whole.samples]
+    for cut, one in list(zip(found.samples, whole.samples, strict=True))[:5]:
+        assert cut["hypothesis"] == one["hypothesis"]
+
+
+def test_the_toy_is_made_once_and_starts_without_a_vocabulary(tmp_path, monkeypatch):
+    pytest.importorskip("espeakng_loader")
+    from functools import partial
+
+    from luthier.modalities.asr.ctc import toy
+    from luthier.modalities.asr.ctc.task import Task
+
+    monkeypatch.setattr(toy, "make_speech", partial(toy.make_speech, train=4, validation=2, test=2))
+    root = tmp_path / "toy"
+    assert toy.prepare(root)
+    assert not toy.prepare(root)
+    options = [f"data.{name}={root}/speech/{name}.jsonl" for name in ("train", "validation", "test")]
+    recipe = reading.load("asr/wav2vec2-ctc-toy", [f"model.path={root}/model", *options, f"output={root}/run"])
+    task = Task(recipe)
+    tokens = task.processing.vocabulary.tokens
+    assert tokens[:3] == ["<pad>", "<unk>", "|"]
+    assert task.ctc.lm_head.out_features == task.ctc.config.vocab_size == len(tokens)

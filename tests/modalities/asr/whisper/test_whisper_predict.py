@@ -351,3 +351,17 @@ def test_an_adapter_predicts(make_task, fitted, collated):
     assert heard(task.eval(), swapped) == ["hello world", "good day"]
     fit(task, [swapped])
     assert heard(task, swapped) == ["good day", "hello world"]
+
+
+def test_times_of_a_transcript_are_compared_with_its_segments(make_task, fitted_with_timestamps, examples):
+    """The model says the very times that it was fitted to: errors within half a step of 0.02 s."""
+    task = make_task(fitted_with_timestamps, task={"timestamps": True}).eval()
+    records = predicted(task, batch_of(task.processing, segmented(examples(task.processing)))).records
+    assert [(time.text, round(time.start, 2), round(time.end, 2)) for time in records[0].times] == [
+        ("hello", 0.0, 0.3),
+        ("world", 0.34, 0.5),
+    ]
+    metrics = task.score(records)
+    assert metrics["timed"] >= 12
+    assert metrics["start_error"] <= 0.01 + 1e-9
+    assert metrics["end_error"] <= 0.01 + 1e-9

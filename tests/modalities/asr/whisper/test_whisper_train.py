@@ -154,3 +154,16 @@ def test_an_english_only_run_in_bfloat16(make_recipe, english, manifest, tmp_pat
     again = evaluate_checkpoint(best)
     assert again.metrics["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
     assert again.metrics["wer"] == metrics["wer"]
+
+
+def test_long_recordings_are_scored_as_a_whole(finished):
+    """Tones of 0.6 to 1.7 s; the 7 above 1.05 s are cut, in halves as nobody speaks, and all 12 are scored."""
+    pytest.importorskip("silero_vad")
+    best, short = finished[0] / "checkpoints" / "best", ["data.audio.max_seconds=1.05", "data.max_bad=0.9"]
+    assert evaluate_checkpoint(best, overrides=short).metrics["utterances"] == 5
+    found = evaluate_checkpoint(best, overrides=[*short, "data.audio.voice={}", "evaluate.samples=12"])
+    whole = evaluate_checkpoint(best, overrides=["evaluate.samples=12"])
+    assert found.metrics["utterances"] == 12
+    assert found.metrics["words"] == whole.metrics["words"]
+    for cut, one in list(zip(found.samples, whole.samples, strict=True))[:5]:
+        assert cut == one
