@@ -82,12 +82,24 @@ def speed(options: argparse.Namespace) -> None:
 def quality(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        model_directory(peer_config(folder), folder / "model")
+        config = peer_config(folder)
+        model_directory(config, folder / "model", start(config, folder / "start.pt"))
         arguments = ["--threads", str(options.threads), "--cer", str(options.cer)]
         rates = {
             side: child([__file__, f"--{side}-cer", scratch, *arguments], options.threads) for side in ("peer", "ours")
         }
     print(json.dumps({"paraformer": rates}, indent=1))
+
+
+def start(config: dict[str, Any], file: Path) -> Path:
+    """Random weights for both."""
+    import torch
+    from funasr import AutoModel
+
+    names = ("train_data_set_list", "valid_data_set_list", "output_dir")
+    model = AutoModel(**{key: value for key, value in config.items() if key not in names}).model
+    torch.save(model.state_dict(), file)
+    return file
 
 
 def train_peer(folder: Path, epochs: int) -> Path:
@@ -98,7 +110,7 @@ def train_peer(folder: Path, epochs: int) -> Path:
     config = peer_config(folder)
     config |= {"init_param": str(folder / "start.pt"), "scheduler_conf": {"warmup_steps": 300}}
     config["optim_conf"] = {"lr": 2 * LEARNING_RATE}
-    config["train_conf"] |= {"max_epoch": epochs, "keep_nbest_models": 1, "validate_interval": 10**6}
+    config["train_conf"] |= {"max_epoch": epochs, "keep_nbest_models": 1}
     train(**OmegaConf.create(config))
     return folder / "out" / f"model.pt.ep{epochs}"
 

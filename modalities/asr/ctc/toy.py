@@ -62,7 +62,7 @@ def prepare(folder: str | Path = FOLDER, seed: int = 0) -> bool:
 
 if __name__ == "__main__":
     try:
-        prepare(*sys.argv[1:])
+        prepare(sys.argv[1] if len(sys.argv) > 1 else FOLDER)
     except LuthierError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
