@@ -40,8 +40,7 @@ class Augment:
     @property
     def changes_wave(self) -> bool:
         """Whether `wave` ever does anything; if so, its features differ in each epoch."""
-        section = self.section
-        return bool(section.speed or section.gain_db or self._noises or self._rooms)
+        return self.section.varies_audio
 
     @property
     def changes_features(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from ...common.recipe import BatchSection, DataSection, EvaluateSection
 from .sections import AudioSection, AugmentSection, CacheSection
@@ -25,6 +27,15 @@ class SpeechData(DataSection):
     """Random changes of training audio."""
     cache: CacheSection = CacheSection()
     """Features kept on disk."""
+
+    @model_validator(mode="after")
+    def _cacheable(self) -> Self:
+        if self.cache.folder and self.augment.varies_audio:
+            raise ValueError(
+                "data.cache keeps features of the audio as it is, and data.augment varies the audio (speed, gain_db, "
+                "noise or reverb); masks alone can be combined with it"
+            )
+        return self
 
 
 class SpeechEvaluate(EvaluateSection):

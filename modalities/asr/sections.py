@@ -99,6 +99,11 @@ class AugmentSection(Section):
     frequency_mask_max: int = Field(27, ge=1)
     """Widest masked band, in mel bins."""
 
+    @property
+    def varies_audio(self) -> bool:
+        """Whether anything but masks is varied, so that an example's features differ from epoch to epoch."""
+        return bool(self.speed or self.gain_db or self.noise_folder or self.reverb_folder)
+
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         for name in ("gain_db", "noise_snr_db"):

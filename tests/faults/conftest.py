@@ -169,11 +169,9 @@ def _whisper(root: Path, lora: bool) -> dict[str, Any]:
     model, rows = root / "whisper", root / "rows.jsonl"
     if not rows.exists():
         parts.save_whisper(model, parts.make_tokenizer(("en", "zh", "it")), True, ("en", "zh", "it"))
-        lines = []
-        for number, (text, language) in enumerate(parts.TEXTS):
-            parts.sf.write(root / f"{number}.wav", parts.tone(number, 0.6 + 0.1 * number), parts.RATE, subtype="FLOAT")
-            lines.append(json.dumps({"audio": f"{number}.wav", "text": text, "language": language}))
-        rows.write_text("\n".join(lines) + "\n")
+        shared = load(TESTS / "modalities" / "asr" / "conftest.py", "luthier_asr_parts")
+        waves = [shared.make_tone(number, 0.6 + 0.1 * number) for number in range(len(parts.TEXTS))]
+        shared.make_manifest(root, waves, [{"text": text, "language": language} for text, language in parts.TEXTS])
     return {
         "task": {"kind": "asr.whisper"},
         "model": {"path": str(model), "lora": {"rank": 4, "dropout": 0.2} if lora else None},

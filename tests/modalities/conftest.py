@@ -1,10 +1,12 @@
-"""What the tests of language and embedding models share: a task of a recipe, and what a run has left.
+"""What the tests of several modalities share: a task of a recipe, what a run has left, a run that is stopped.
 
-Each of them has its own `recipe_of`, a recipe for a small model.
+Those of language and embedding models have their own `recipe_of`, a recipe for a small model.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from safetensors.torch import load_file
 
 from luthier.common import kinds
@@ -66,3 +69,18 @@ def left() -> SimpleNamespace:
         curve=curve,
         values=lambda folder, name="train/loss": [float(value) for _, value in curve(folder, name)],
     )
+
+
+class _Stop(Callback):
+    def __init__(self, before: int):
+        self.before = before
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.before:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture(scope="session")
+def stop_before() -> Callable[[int], Callback]:
+    """`stop_before(number)`: a callback that sends the run SIGTERM, as a cluster does, before this batch of it."""
+    return _Stop

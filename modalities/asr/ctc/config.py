@@ -121,17 +121,6 @@ class Config(Recipe):
         return self
 
     @model_validator(mode="after")
-    def _cacheable(self) -> Self:
-        augment = self.data.augment
-        varied = augment.speed or augment.gain_db or augment.noise_folder or augment.reverb_folder
-        if self.data.cache.folder and varied:
-            raise ValueError(
-                "data.cache keeps features of the audio as it is, and data.augment varies the audio (speed, gain_db, "
-                "noise or reverb); masks alone can be combined with it"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _one_adapter(self) -> Self:
         if self.model.train_adapter and self.model.lora:
             raise ValueError("model.train_adapter (MMS) and model.lora are two adapters; choose one")

@@ -67,17 +67,6 @@ class Config(Recipe):
     """Evaluation during training and by `luthier evaluate`."""
 
     @model_validator(mode="after")
-    def _cacheable(self) -> Self:
-        augment = self.data.augment
-        varied = augment.speed or augment.gain_db or augment.noise_folder or augment.reverb_folder
-        if self.data.cache.folder and varied:
-            raise ValueError(
-                "data.cache keeps features of the audio as it is, and data.augment varies the audio (speed, gain_db, "
-                "noise or reverb); masks alone can be combined with it"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _adapted(self) -> Self:
         if self.model.lora is not None and self.model.vocabulary != "model":
             raise ValueError("model.lora freezes the rows that model.vocabulary makes; train the model itself first")

@@ -71,12 +71,7 @@ class Config(Recipe):
         return self
 
     @model_validator(mode="after")
-    def _cacheable(self) -> Self:
-        augment = self.data.augment
-        varied = augment.speed or augment.gain_db or augment.noise_folder or augment.reverb_folder or self.model.dither
-        if self.data.cache.folder and varied:
-            raise ValueError(
-                "data.cache keeps features of the audio as it is, and data.augment or model.dither varies the audio; "
-                "masks alone can be combined with it"
-            )
+    def _undithered(self) -> Self:
+        if self.data.cache.folder and self.model.dither:
+            raise ValueError("data.cache keeps features of the audio as it is, and model.dither varies the audio")
         return self

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ....common.recipe import ModelSection, Recipe, TaskSection
 from ..config import SpeechData, SpeechEvaluate
@@ -53,14 +53,3 @@ class Config(Recipe):
     """What it is trained and evaluated on, and how audio is read, checked and varied."""
     evaluate: WhisperEvaluate = WhisperEvaluate()
     """Evaluation during training and by `luthier evaluate`."""
-
-    @model_validator(mode="after")
-    def _cacheable(self) -> Self:
-        augment = self.data.augment
-        varied = augment.speed or augment.gain_db or augment.noise_folder or augment.reverb_folder
-        if self.data.cache.folder and varied:
-            raise ValueError(
-                "data.cache keeps features of the audio as it is, and data.augment varies the audio (speed, gain_db, "
-                "noise or reverb); masks alone can be combined with it"
-            )
-        return self

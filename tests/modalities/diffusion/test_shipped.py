@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 from safetensors.torch import load_file
 
 from luthier.common import reading
@@ -21,12 +20,6 @@ RECIPES = {
     "sd15-lora": "sd", "sdxl-lora": "sdxl", "sd3-lora": "sd3", "flux-lora": "flux", "dreambooth": "sd",
     "textual-inversion": "sd", "shapes-base": "sd", "shapes": "sd",
 }  # fmt: skip
-
-
-class Stop(Callback):
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def small(name: str, pipeline: str, folder: Path, place: Path, output: str) -> Any:
@@ -61,14 +54,14 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(
-    name: str, pipeline_of, folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, pipeline_of, folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_before
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.delenv("LUTHIER_OUTPUT", raising=False)
     pipeline = pipeline_of(RECIPES[name])
     whole = train(small(name, pipeline, folder, tmp_path, "whole")).folder
-    assert train(small(name, pipeline, folder, tmp_path, "stopped"), [Stop()]).stopped_by == signal.SIGTERM
+    assert train(small(name, pipeline, folder, tmp_path, "stopped"), [stop_before(2)]).stopped_by == signal.SIGTERM
     assert train(small(name, pipeline, folder, tmp_path, "stopped")).stopped_by == 0
     stopped = tmp_path / "stopped"
     assert curve(stopped) == curve(whole)

@@ -31,17 +31,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LUTHIER_OUTPUT", raising=False)
 
 
-class Stop(Callback):
-    """A signal before the batch of this number, as a cluster sends it."""
-
-    def __init__(self, at: int):
-        self.at = at
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 def read(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
@@ -209,7 +198,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["sd", "flux"])
 def test_fault_5_a_resumed_run_is_an_uninterrupted_one(
-    name: str, kind: str, make_recipe, pipeline_of, folder, tmp_path: Path
+    name: str, kind: str, make_recipe, pipeline_of, folder, tmp_path: Path, stop_before
 ) -> None:
     if name == "flux" and kind not in ("adapter", "whole"):
         pytest.skip("as of the others")
@@ -228,7 +217,7 @@ def test_fault_5_a_resumed_run_is_an_uninterrupted_one(
         )  # fmt: skip
 
     whole = train(recipe("whole")).folder
-    assert train(recipe("stopped"), [Stop(4)]).stopped_by == signal.SIGTERM
+    assert train(recipe("stopped"), [stop_before(4)]).stopped_by == signal.SIGTERM
     assert train(recipe("stopped")).stopped_by == 0
     stopped = tmp_path / "stopped"
     for curve in ("train/loss", "train/gradient_norm", "validation/loss"):

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 
 from luthier.common import reading
 from luthier.common.evaluation.saved import evaluate_checkpoint
@@ -18,12 +17,6 @@ from luthier.common.training.run import train
 SINGLE = ("llm/pretrain", "llm/sft", "llm/sft-lora", "llm/sft-qlora", "llm/kto", "llm/prm")
 PAIRED = ("llm/dpo", "llm/dpo-adapter", "llm/orpo", "llm/simpo", "llm/reward")
 DISTILLED = ("llm/distill", "llm/distill-stored", "llm/distill-on-policy")
-
-
-class Stop(Callback):
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def small(name: str, model_of: Any, rows_of: Any, folder: Path, output: str) -> Any:
@@ -78,14 +71,14 @@ def adapter(model: Path, folder: Path) -> Path:
     "name", ["llm/pretrain", "llm/sft", "llm/sft-lora", "llm/sft-qlora", "llm/kto", "llm/prm", *DISTILLED, *PAIRED]
 )
 def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(
-    name: str, model_of, rows_of, left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, model_of, rows_of, left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_before
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.delenv("LUTHIER_OUTPUT", raising=False)
     whole = train(small(name, model_of, rows_of, tmp_path, "whole")).folder
     stopped = small(name, model_of, rows_of, tmp_path, "stopped")
-    assert train(stopped, [Stop()]).stopped_by == signal.SIGTERM
+    assert train(stopped, [stop_before(2)]).stopped_by == signal.SIGTERM
     assert train(stopped).stopped_by == 0
     folder = tmp_path / "stopped"
     assert left.curve(folder) == left.curve(whole)

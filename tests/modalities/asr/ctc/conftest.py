@@ -10,14 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import soundfile as sf
 import torch
 import transformers as hf
 
-from luthier.common.data.collect import collect
-from luthier.common.reading import build
 from luthier.modalities.asr.ctc.processing import CtcProcessing
 from luthier.modalities.asr.ctc.task import Task
 
@@ -141,25 +137,11 @@ def wav2vec2(model_of) -> str:
     return model_of("wav2vec2:group")
 
 
-def tone(number: int, seconds: float) -> np.ndarray:
-    """A tone of its own pitch with a little noise, mono float32 at 16 kHz."""
-    generator = np.random.default_rng(number)
-    clock = np.arange(round(seconds * RATE)) / RATE
-    wave = 0.2 * np.sin(2 * np.pi * (250 + 280 * number) * clock) + 0.003 * generator.standard_normal(len(clock))
-    return wave.astype(np.float32)
-
-
 @pytest.fixture(scope="session")
-def manifest(tmp_path_factory) -> Path:
+def manifest(tone, write_manifest, tmp_path_factory) -> Path:
     """A manifest of 8 tones of 0.6 to 1.3 s, of two languages and two speakers."""
-    folder = tmp_path_factory.mktemp("tones")
-    rows = []
-    for number, (text, language) in enumerate(TEXTS):
-        sf.write(folder / f"{number}.wav", tone(number, 0.6 + 0.1 * number), RATE, subtype="FLOAT")
-        rows.append({"audio": f"{number}.wav", "text": text, "language": language, "speaker": "ab"[number % 2]})
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return file
+    rows = [{"text": text, "language": language, "speaker": "ab"[at % 2]} for at, (text, language) in enumerate(TEXTS)]
+    return write_manifest(tmp_path_factory.mktemp("tones"), [tone(at, 0.6 + 0.1 * at) for at in range(8)], rows)
 
 
 @pytest.fixture(scope="session")
@@ -177,23 +159,9 @@ def changed(manifest) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def make_recipe(manifest, tmp_path_factory) -> Callable[..., Any]:
-    """`make_recipe(path, **sections)`: a validated recipe; sections are merged into small defaults."""
-    output = tmp_path_factory.mktemp("output")
-
-    def make(path: str, /, **sections: Any) -> Any:
-        tree: dict[str, Any] = {
-            "task": {"kind": "asr.ctc"},
-            "model": {"path": path, "freeze_feature_encoder": False},
-            "data": {"train": str(manifest), "workers": 0},
-            "train": {"steps": 1, "accelerator": "cpu", "threads": 1},
-            "output": str(output),
-        }
-        for name, values in sections.items():
-            tree[name] = tree[name] | values if name in tree and isinstance(values, dict) else values
-        return build(tree, "test")
-
-    return make
+def make_recipe(recipes, manifest, tmp_path_factory) -> Callable[..., Any]:
+    """`make_recipe(path, **sections)`: see `recipes`."""
+    return recipes(manifest, tmp_path_factory.mktemp("output"), {"kind": "asr.ctc"}, {"freeze_feature_encoder": False})
 
 
 @pytest.fixture(scope="session")
@@ -217,19 +185,6 @@ def make_task(make_recipe) -> Callable[..., Task]:
 
 
 @pytest.fixture(scope="session")
-def examples() -> Callable[..., list[Any]]:
-    """`examples(processing)`: the checked training examples of its recipe."""
-    return lambda processing: collect(processing.recipe.data.train, processing, processing.recipe.data).examples
-
-
-@pytest.fixture(scope="session")
-def collated(examples) -> Callable[..., dict[str, Any]]:
-    """`collated(processing, indices, generator)`: a batch of some of its training examples."""
-
-    def make(
-        processing: CtcProcessing, indices: Sequence[int] = (0, 1, 6, 7), generator: np.random.Generator | None = None
-    ) -> dict[str, Any]:
-        chosen = [examples(processing)[index] for index in indices]
-        return processing.collate([processing.encode(item, generator) for item in chosen], generator)
-
-    return make
+def collated(collator) -> Callable[..., dict[str, Any]]:
+    """`collated(processing, indices, generator)`: see `collator`."""
+    return collator((0, 1, 6, 7))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 from safetensors.torch import load_file
 
 from luthier.common import reading
@@ -29,17 +28,6 @@ from luthier.common.training.run import train
 for tree in json.loads(open(sys.argv[1]).read()):
     train(reading.build(tree, "test.yaml"))
 """
-
-
-class Stop(Callback):
-    """Ends a run as SIGTERM does, before the batch `at`."""
-
-    def __init__(self, at: int):
-        self.at = at
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if batch_idx == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +48,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, model_of, manifest, tmp_path, left):
+def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, model_of, manifest, tmp_path, left, stop_before):
     """Fault 21: masks, left out layers, dropout and augmentation draw the same again."""
     family, more = KINDS[kind]
     path = model_of(family)
@@ -77,7 +65,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, model_of, mani
         )  # fmt: skip
 
     whole = train(recipe("whole")).folder
-    assert train(recipe("stopped"), [Stop(4)]).stopped_by == signal.SIGTERM
+    assert train(recipe("stopped"), [stop_before(4)]).stopped_by == signal.SIGTERM
     assert train(recipe("stopped")).stopped_by == 0
     stopped = tmp_path / "stopped"
     for curve in ("train/loss", "train/gradient_norm", "validation/loss", "validation/cer"):
@@ -93,7 +81,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, model_of, mani
     assert best["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
 
 
-def test_data_with_another_vocabulary_do_not_go_on(make_recipe, wav2vec2, changed, tmp_path):
+def test_data_with_another_vocabulary_do_not_go_on(make_recipe, wav2vec2, changed, tmp_path, stop_before):
     def recipe(*texts: str):
         data = {"train": changed("moving", *texts)}
         return make_recipe(
@@ -101,7 +89,7 @@ def test_data_with_another_vocabulary_do_not_go_on(make_recipe, wav2vec2, change
             output=str(tmp_path / "out"),
         )  # fmt: skip
 
-    assert train(recipe("ab", "ba"), [Stop(2)]).stopped_by == signal.SIGTERM
+    assert train(recipe("ab", "ba"), [stop_before(2)]).stopped_by == signal.SIGTERM
     with pytest.raises(CheckpointError, match="vocabulary"):
         train(recipe("ac", "ca"))
     assert train(recipe("ab", "ba")).stopped_by == 0
@@ -188,7 +176,7 @@ def test_a_checkpoint_is_evaluated_in_other_ways(make_recipe, model_of, manifest
 
 
 @pytest.mark.parametrize("name", ["asr/wav2vec2-ctc", "asr/wav2vec2-ctc-toy"])
-def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, model_of, manifest, tmp_path, left):
+def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, model_of, manifest, tmp_path, left, stop_before):
     def recipe(output: str):
         options = [
             f"model.path={model_of('wav2vec2:layer')}", f"data.train={manifest}", f"data.validation={manifest}",
@@ -199,7 +187,7 @@ def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, model_of, 
         return reading.load(name, options)
 
     whole = train(recipe("whole")).folder
-    assert train(recipe("stopped"), [Stop(2)]).stopped_by == signal.SIGTERM
+    assert train(recipe("stopped"), [stop_before(2)]).stopped_by == signal.SIGTERM
     assert train(recipe("stopped")).stopped_by == 0
     assert left.curve(tmp_path / "stopped") == left.curve(whole)
     losses = left.values(whole)

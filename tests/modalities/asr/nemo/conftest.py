@@ -5,7 +5,6 @@ Test files can't import from each other in pytest's importlib mode, so shared fu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,6 @@ import pytest
 import soundfile as sf
 import torch
 import yaml
-
-from luthier.common.data.collect import collect
-from luthier.common.reading import build
 
 RATE = 16000
 TEXTS = (
@@ -164,36 +160,16 @@ def tones(text: str) -> np.ndarray:
 
 
 @pytest.fixture(scope="session")
-def manifest(tmp_path_factory) -> Path:
+def manifest(write_manifest, tmp_path_factory) -> Path:
     """A manifest of 12 recordings of 0.12 to 1.3 s."""
-    folder = tmp_path_factory.mktemp("tones")
-    rows = []
-    for number, text in enumerate(TEXTS):
-        sf.write(folder / f"{number}.wav", tones(text), RATE, subtype="FLOAT")
-        rows.append({"audio": f"{number}.wav", "text": text, "speaker": "ab"[number % 2]})
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
+    rows = [{"text": text, "speaker": "ab"[at % 2]} for at, text in enumerate(TEXTS)]
+    return write_manifest(tmp_path_factory.mktemp("tones"), [tones(text) for text in TEXTS], rows)
 
 
 @pytest.fixture(scope="session")
-def make_recipe(manifest, tmp_path_factory) -> Callable[..., Any]:
-    """`make_recipe(path, **sections)`: a validated recipe; sections are merged into small defaults."""
-    output = tmp_path_factory.mktemp("output")
-
-    def make(path: str, /, **sections: Any) -> Any:
-        tree: dict[str, Any] = {
-            "task": {"kind": "asr.nemo", "language": "en"},
-            "model": {"path": path},
-            "data": {"train": str(manifest), "workers": 0},
-            "train": {"steps": 1, "accelerator": "cpu", "threads": 1},
-            "output": str(output),
-        }
-        for name, values in sections.items():
-            tree[name] = tree[name] | values if name in tree and isinstance(values, dict) else values
-        return build(tree, "test")
-
-    return make
+def make_recipe(recipes, manifest, tmp_path_factory) -> Callable[..., Any]:
+    """`make_recipe(path, **sections)`: see `recipes`."""
+    return recipes(manifest, tmp_path_factory.mktemp("output"), {"kind": "asr.nemo", "language": "en"})
 
 
 @pytest.fixture(scope="session")
@@ -209,17 +185,9 @@ def make_task(make_recipe) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def collated() -> Callable[..., dict[str, Any]]:
-    """`collated(processing, indices, generator)`: a batch of some of its training examples."""
-
-    def make(
-        processing: Any, indices: Sequence[int] = (0, 1, 2, 6), generator: np.random.Generator | None = None
-    ) -> dict[str, Any]:
-        examples = collect(processing.recipe.data.train, processing, processing.recipe.data).examples
-        chosen = [examples[index] for index in indices]
-        return processing.collate([processing.encode(item, generator) for item in chosen], generator)
-
-    return make
+def collated(collator) -> Callable[..., dict[str, Any]]:
+    """`collated(processing, indices, generator)`: see `collator`."""
+    return collator((0, 1, 2, 6))
 
 
 @pytest.fixture(scope="session")

@@ -12,15 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import soundfile as sf
 import torch
 import yaml
 
 from luthier.common.checkpoint import directory as checkpoints
 from luthier.common.data.collect import collect
-from luthier.common.reading import build
 from luthier.common.training import curves
-from luthier.modalities.asr.utterance import Utterance
 
 pytest.importorskip("funasr")
 
@@ -208,16 +205,11 @@ def tones() -> Callable[[int, float], np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def manifest(tmp_path_factory) -> Path:
+def manifest(write_manifest, tmp_path_factory) -> Path:
     """A manifest of 12 recordings of 0.6 to 1.7 s."""
-    folder = tmp_path_factory.mktemp("tones")
-    rows = []
-    for number, text in enumerate(TEXTS):
-        sf.write(folder / f"{number}.wav", recording(number, 0.6 + 0.1 * number), RATE, subtype="PCM_16")
-        rows.append({"audio": f"{number}.wav", "text": text, "language": "zh"})
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return file
+    rows = [{"text": text, "language": "zh"} for text in TEXTS]
+    waves = [recording(at, 0.6 + 0.1 * at) for at in range(len(TEXTS))]
+    return write_manifest(tmp_path_factory.mktemp("tones"), waves, rows, subtype="PCM_16")
 
 
 @pytest.fixture(scope="session")
@@ -238,23 +230,9 @@ def rows_of(manifest, tmp_path_factory) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def make_recipe(manifest, tmp_path_factory) -> Callable[..., Any]:
-    """`make_recipe(path, **sections)`: a validated recipe; sections are merged into small defaults."""
-    output = tmp_path_factory.mktemp("output")
-
-    def make(path: str, /, **sections: Any) -> Any:
-        tree: dict[str, Any] = {
-            "task": {"kind": "asr.paraformer"},
-            "model": {"path": path},
-            "data": {"train": str(manifest), "workers": 0},
-            "train": {"steps": 1, "accelerator": "cpu", "threads": 1},
-            "output": str(output),
-        }
-        for name, values in sections.items():
-            tree[name] = tree[name] | values if name in tree and isinstance(values, dict) else values
-        return build(tree, "test")
-
-    return make
+def make_recipe(recipes, manifest, tmp_path_factory) -> Callable[..., Any]:
+    """`make_recipe(path, **sections)`: see `recipes`."""
+    return recipes(manifest, tmp_path_factory.mktemp("output"), {"kind": "asr.paraformer"})
 
 
 @pytest.fixture(scope="session")
@@ -280,16 +258,9 @@ def gathered() -> Callable[[Any], Any]:
 
 
 @pytest.fixture(scope="session")
-def collated(gathered) -> Callable[..., dict[str, Any]]:
-    """`collated(processing, indices, generator)`: a batch of some of its training examples."""
-
-    def make(
-        processing: Any, indices: Sequence[int] = (0, 1, 2, 11), generator: np.random.Generator | None = None
-    ) -> dict[str, Any]:
-        chosen: list[Utterance] = [gathered(processing).examples[index] for index in indices]
-        return processing.collate([processing.encode(item, generator) for item in chosen], generator)
-
-    return make
+def collated(collator) -> Callable[..., dict[str, Any]]:
+    """`collated(processing, indices, generator)`: see `collator`."""
+    return collator((0, 1, 2, 11))
 
 
 @pytest.fixture

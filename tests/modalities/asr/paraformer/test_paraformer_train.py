@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import soundfile as sf
 import torch
-from lightning.pytorch import Callback
 
 from luthier.common import reading
 from luthier.common.evaluation.saved import evaluate_checkpoint
@@ -31,17 +30,6 @@ from luthier.common.training.run import train
 for tree in json.loads(open(sys.argv[1]).read()):
     train(reading.build(tree, "test.yaml"))
 """
-
-
-class Stop(Callback):
-    """Ends a run as SIGTERM does, before the batch `at`."""
-
-    def __init__(self, at: int):
-        self.at = at
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if batch_idx == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +96,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_an_uninterrupted_one(kind, request, make_recipe, manifest, tmp_path, left):
+def test_a_resumed_run_is_an_uninterrupted_one(kind, request, make_recipe, manifest, tmp_path, left, stop_before):
     """Fault 21; masks, sampler and dropout draw the same again."""
     name, more = KINDS[kind]
     path = request.getfixturevalue(name)
@@ -126,7 +114,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(kind, request, make_recipe, manif
         )  # fmt: skip
 
     whole = train(recipe("whole")).folder
-    assert train(recipe("stopped"), [Stop(4)]).stopped_by == signal.SIGTERM
+    assert train(recipe("stopped"), [stop_before(4)]).stopped_by == signal.SIGTERM
     assert train(recipe("stopped")).stopped_by == 0
     stopped = tmp_path / "stopped"
     for curve in ("train/loss", "train/gradient_norm", "validation/loss", "validation/cer"):
@@ -229,7 +217,7 @@ def test_mixed_precision(make_recipe, sanm, conformer, manifest, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["asr/paraformer", "asr/paraformer-toy"])
-def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, sanm, manifest, tmp_path, left):
+def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, sanm, manifest, tmp_path, left, stop_before):
     def recipe(output: str):
         options = [
             f"model.path={sanm}", f"data.train={manifest}", f"data.validation={manifest}", "data.test=[]",
@@ -240,7 +228,7 @@ def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, sanm, mani
         return reading.load(name, options)
 
     whole = train(recipe("whole")).folder
-    assert train(recipe("stopped"), [Stop(2)]).stopped_by == signal.SIGTERM
+    assert train(recipe("stopped"), [stop_before(2)]).stopped_by == signal.SIGTERM
     assert train(recipe("stopped")).stopped_by == 0
     assert left.curve(tmp_path / "stopped") == left.curve(whole)
     losses = left.values(whole)

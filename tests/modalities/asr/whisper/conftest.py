@@ -5,21 +5,15 @@ Test files can't import from each other in pytest's importlib mode, so shared fu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import soundfile as sf
 import torch
 import transformers as hf
 from tokenizers.pre_tokenizers import ByteLevel
 
-from luthier.common.data.collect import collect
-from luthier.common.reading import build
-from luthier.modalities.asr.utterance import Utterance
 from luthier.modalities.asr.whisper.processing import WhisperProcessing
 
 RATE = 16000
@@ -144,45 +138,17 @@ TEXTS = (
 )
 
 
-def tone(number: int, seconds: float) -> np.ndarray:
-    """A tone of its own pitch with a little noise, mono float32 at 16 kHz."""
-    generator = np.random.default_rng(number)
-    clock = np.arange(round(seconds * RATE)) / RATE
-    wave = 0.2 * np.sin(2 * np.pi * (250 + 280 * number) * clock) + 0.003 * generator.standard_normal(len(clock))
-    return wave.astype(np.float32)
-
-
 @pytest.fixture(scope="session")
-def manifest(tmp_path_factory) -> Path:
+def manifest(tone, write_manifest, tmp_path_factory) -> Path:
     """A manifest of 12 tones of 0.6 to 1.7 s, of three languages and two speakers."""
-    folder = tmp_path_factory.mktemp("tones")
-    rows = []
-    for number, (text, language) in enumerate(TEXTS):
-        sf.write(folder / f"{number}.wav", tone(number, 0.6 + 0.1 * number), RATE, subtype="FLOAT")
-        rows.append({"audio": f"{number}.wav", "text": text, "language": language, "speaker": "ab"[number % 2]})
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return file
+    rows = [{"text": text, "language": language, "speaker": "ab"[at % 2]} for at, (text, language) in enumerate(TEXTS)]
+    return write_manifest(tmp_path_factory.mktemp("tones"), [tone(at, 0.6 + 0.1 * at) for at in range(12)], rows)
 
 
 @pytest.fixture(scope="session")
-def make_recipe(manifest, tmp_path_factory) -> Callable[..., Any]:
-    """`make_recipe(path, **sections)`: a validated recipe; sections are merged into small defaults."""
-    output = tmp_path_factory.mktemp("output")
-
-    def make(path: str, /, **sections: Any) -> Any:
-        tree: dict[str, Any] = {
-            "task": {"kind": "asr.whisper"},
-            "model": {"path": path},
-            "data": {"train": str(manifest), "workers": 0},
-            "train": {"steps": 1, "accelerator": "cpu", "threads": 1},
-            "output": str(output),
-        }
-        for name, values in sections.items():
-            tree[name] = tree[name] | values if name in tree and isinstance(values, dict) else values
-        return build(tree, "test")
-
-    return make
+def make_recipe(recipes, manifest, tmp_path_factory) -> Callable[..., Any]:
+    """`make_recipe(path, **sections)`: see `recipes`."""
+    return recipes(manifest, tmp_path_factory.mktemp("output"), {"kind": "asr.whisper"})
 
 
 @pytest.fixture(scope="session")
@@ -208,21 +174,6 @@ def make_task(make_recipe) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def examples() -> Callable[[WhisperProcessing], list[Utterance]]:
-    """`examples(processing)`: the checked training examples of its recipe."""
-    return lambda processing: collect(processing.recipe.data.train, processing, processing.recipe.data).examples
-
-
-@pytest.fixture(scope="session")
-def collated(examples) -> Callable[..., dict[str, Any]]:
-    """`collated(processing, indices, generator)`: a batch of some of its training examples."""
-
-    def make(
-        processing: WhisperProcessing,
-        indices: Sequence[int] = (0, 1, 2, 11),
-        generator: np.random.Generator | None = None,
-    ) -> dict[str, Any]:
-        chosen = [examples(processing)[index] for index in indices]
-        return processing.collate([processing.encode(item, generator) for item in chosen], generator)
-
-    return make
+def collated(collator) -> Callable[..., dict[str, Any]]:
+    """`collated(processing, indices, generator)`: see `collator`."""
+    return collator((0, 1, 2, 11))
