@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 NEMO := .venv-nemo
 KILLS ?= 200
 
-.PHONY: help install nemo demo test test-nemo test-all faults lint lock bench clean
+.PHONY: help install nemo demo test test-nemo test-all faults lint lock bench bench-compare clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -46,8 +46,12 @@ lint: install ## formatting, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: install ## speed and memory beside the peers
-	$(BIN)/python tests/benchmarks/whisper.py
+bench: install ## speed and memory beside the native trainers; ONLY="asr sft" names some
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[bench]'
+	$(BIN)/python tests/benchmarks/bench.py --only $(ONLY)
+
+bench-compare: install ## which ratios fell: BEFORE=old.json AFTER=benchmarks.json
+	$(BIN)/python tests/benchmarks/bench.py --compare $(BEFORE) $(or $(AFTER),benchmarks.json)
 
 lock: ## renew the pins from the newest versions that work together
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock

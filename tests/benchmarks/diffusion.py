@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sides import PEERS, WARMUP, alternate, compared, ours
+from sides import PEERS, WARMUP, alternate, compared, ours, publish
 
 BATCH, SIDE = 16, 64
 SETTINGS = {
@@ -56,7 +56,7 @@ def main() -> None:
         f"image_lora_{setting}": compared(results[setting], results["peer"], "items_per_second")
         for setting in options.settings
     }
-    print(json.dumps(table, indent=1))
+    publish(table)
 
 
 def prepare(workloads: Path, number: int) -> None:

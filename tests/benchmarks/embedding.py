@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sides import PEERS, WARMUP, alternate, compared, ours
+from sides import PEERS, WARMUP, alternate, compared, ours, publish
 
 BATCH, LENGTH = 32, 256
 SETTINGS = {
@@ -56,7 +56,7 @@ def main() -> None:
             peer = [str(PEERS / script), *common, "--workloads", folder, *more]
             results = alternate({"peer": peer, "ours": mine}, options.repeats, options.threads)
             table[f"embedding_{setting}"] = compared(results["ours"], results["peer"], "items_per_second")
-    print(json.dumps(table, indent=1))
+    publish(table)
 
 
 def _ours(workloads: Path, setting: str, options: argparse.Namespace) -> dict[str, object]:

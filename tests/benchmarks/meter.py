@@ -18,13 +18,18 @@ class Meter(Callback):
     """Times optimizer steps from the end of the second to the end of the last, and the peak of resident memory.
 
     `examples`, `real` and `padded` (in the modality's unit) and `trained` (what carried loss) are what the timed steps
-    contained.
+    contained. `compute_share` is the part from the begin of the forward pass to the end of the optimizer's step: the
+    rest is the making of batches, and what follows a step. `first_step_after`: seconds from the start of the process to
+    the end of its first step.
     """
 
     def __init__(self) -> None:
         self.ends: list[float] = []
         self.examples, self.real, self.padded, self.trained = 0, 0.0, 0.0, 0.0
         self.cpu = self.others = 0.0
+        self.began = self.computed = 0.0
+        self.losses: list[float] = []
+        self.first = 0.0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         # First of all callbacks: the last step saves, which the peers don't do and is not timed there either.
@@ -33,9 +38,17 @@ class Meter(Callback):
         with suppress(OSError):  # restart the kernel's high-water mark: preparation does not count
             Path("/proc/self/clear_refs").write_text("5")
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.began = time.perf_counter()
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if len(self.ends) >= WARMUP:
+            self.computed += time.perf_counter() - self.began
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
+        if not self.ends:
+            self.first = time.time() - psutil.Process().create_time()
+        self.losses.append(pl_module.last_step.loss)
         self.ends.append(time.perf_counter())
         if len(self.ends) == WARMUP:
             self.cpu, self.others = time.process_time(), _machine_cpu()
@@ -55,6 +68,10 @@ class Meter(Callback):
             "items_per_second": self.examples / seconds,
             "trained_tokens": self.trained,
             "real_per_second": self.real / seconds,
+            "compute_share": self.computed / seconds,
+            "first_step_after": self.first,
+            "loss_first": self.losses[0],
+            "loss_last": self.losses[-1],
             "padding_share": 1 - self.real / self.padded,
             "peak_rss_mb": round(_peak_mb()),
             "cpu_seconds": round(cpu, 1),

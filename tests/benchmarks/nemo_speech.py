@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sides import PEERS, WARMUP, alternate, child, compared, ours
+from sides import PEERS, WARMUP, alternate, child, compared, ours, publish
 
 BATCH, LONGEST, WIDTH = 8, 30.0, 176  # the peer's
 PEAK, WARM = 2.0 / math.sqrt(WIDTH * 10000), 10000  # of its Noam schedule
@@ -88,7 +88,7 @@ def speed(options: argparse.Namespace) -> None:
         results = alternate(sides, options.repeats, options.threads)
     for run in results["peer"]:
         run["real_per_second"] = run["counts"]["real_seconds"] / run["seconds"]
-    print(json.dumps({"nemo_ctc": compared(results["ours"], results["peer"], "real_per_second")}, indent=1))
+    publish({"nemo_ctc": compared(results["ours"], results["peer"], "real_per_second")})
 
 
 def quality(options: argparse.Namespace) -> None:

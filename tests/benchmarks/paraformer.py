@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sides import PEERS, WARMUP, alternate, child, compared, ours
+from sides import PEERS, WARMUP, alternate, child, compared, ours, publish
 
 FRAMES, LONGEST = 3000, 30.0  # the peer's: padded 10 ms frames of a batch, seconds of a clip
 LEARNING_RATE, WARM = 5e-4, 30000
@@ -76,7 +76,7 @@ def speed(options: argparse.Namespace) -> None:
         results = alternate(sides, options.repeats, options.threads)
     for run in results["peer"]:
         run["real_per_second"] = run["counts"]["real_seconds"] / run["seconds"]
-    print(json.dumps({"paraformer": compared(results["ours"], results["peer"], "real_per_second")}, indent=1))
+    publish({"paraformer": compared(results["ours"], results["peer"], "real_per_second")})
 
 
 def quality(options: argparse.Namespace) -> None:

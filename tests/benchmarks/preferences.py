@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sides import PEERS, TRL_SETTINGS, WARMUP, alternate, compared, ours
+from sides import PEERS, TRL_SETTINGS, WARMUP, alternate, compared, ours, publish
 
 BATCH, LENGTH = 8, 1024
 WORKLOADS: dict[str, tuple[str, str, list[str]]] = {
@@ -60,7 +60,7 @@ def main() -> None:
             peer = [str(PEERS / script), *steps, "--workloads", folder, *TRL_SETTINGS[setting][0]]
             results = alternate({"peer": peer, "ours": mine}, options.repeats, options.threads)
             table[f"{options.workload}_{setting}"] = compared(results["ours"], results["peer"], "items_per_second")
-    print(json.dumps(table, indent=1))
+    publish(table)
 
 
 def _ours(workloads: Path, overrides: list[str], options: argparse.Namespace) -> dict[str, object]:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sides import PEERS, TRL_SETTINGS, WARMUP, alternate, compared, ours
+from sides import PEERS, TRL_SETTINGS, WARMUP, alternate, compared, ours, publish
 
 BATCH, PACKED, LENGTH = 8, 2, 1024
 
@@ -59,7 +59,7 @@ def main() -> None:
             name = f"sft{'_packing' if options.packing else ''}_{setting}"
             name += f"_{options.vocabulary}" if options.vocabulary else ""
             table[name] = compared(results["ours"], results["peer"], "trained_tokens_per_second")
-    print(json.dumps(table, indent=1))
+    publish(table)
 
 
 def _enlarge(model: Path, vocabulary: int) -> None:

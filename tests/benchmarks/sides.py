@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 SHARED = Path(__file__).resolve().parents[3] / "shared"
-PEERS = SHARED / "peers"
+PEERS = Path(__file__).resolve().parent / "peers"
 WARMUP = 2
 TRL_SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     "default": ([], []),
@@ -71,6 +74,10 @@ def compared(ours: Sequence[dict[str, Any]], peer: Sequence[dict[str, Any]], spe
 
     Args:
         speed: name of what is to be as large as possible in a second.
+
+    Returns:
+        Also the share of our time from the begin of forward passes to the end of optimizer steps, the losses of the
+        first step, and the CPU seconds that other processes took in a second of ours, at most.
     """
 
     def median(runs: Sequence[dict[str, Any]], name: str) -> float:
@@ -84,4 +91,27 @@ def compared(ours: Sequence[dict[str, Any]], peer: Sequence[dict[str, Any]], spe
         "peak_memory_ratio": round(median(ours, "peak_rss_mb") / median(peer, "peak_rss_mb"), 3),
         speed: round(median(ours, speed), 3),
         f"peer_{speed}": round(base, 3),
+        "compute_share": round(median(ours, "compute_share"), 3),
+        "loss_first": round(median(ours, "loss_first"), 4),
+        "peer_loss_first": round(median(peer, "loss_first"), 4),
+        "others_share": round(max(run["other_cpu_seconds"] / run["seconds"] for run in ours), 3),
     }
+
+
+def publish(table: dict[str, dict[str, Any]]) -> None:
+    """Print comparisons for people, and on the last line as JSON."""
+    console = Console()
+    console.print(shown(table))
+    print(json.dumps(table), flush=True)
+
+
+def shown(table: dict[str, dict[str, Any]]) -> Table:
+    """Comparisons as a table: one row each."""
+    found = Table("work", "speed", "from", "to", "memory", "in model", "loss", "peer's loss", "others")
+    for name, row in table.items():
+        found.add_row(
+            name, f"{row['ratio']:.2f}", *(f"{edge:.2f}" for edge in row["spread"]), f"{row['peak_memory_ratio']:.2f}",
+            f"{row['compute_share']:.0%}", f"{row['loss_first']:.4f}", f"{row['peer_loss_first']:.4f}",
+            f"{row['others_share']:.0%}",
+        )  # fmt: skip
+    return found

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sides import PEERS, SHARED, WARMUP, alternate, compared, ours
+from sides import PEERS, SHARED, WARMUP, alternate, compared, ours, publish
 
 MODEL = SHARED / "models" / "whisper-tiny.en"
 BATCH = 8
@@ -56,7 +56,7 @@ def main() -> None:
             sides[context] = [__file__, "--ours", context, rows, "--threads", str(options.threads), *lora]
         results = alternate(sides, options.repeats, options.threads)
     table = {f"whisper_{name}": compared(results[name], results["peer"], "items_per_second") for name in sides}
-    print(json.dumps(table, indent=1))
+    publish(table)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,85 @@
+"""Reinforcement learning beside TRL's GRPOTrainer, on the same prompts in the same run.
+
+    python tests/benchmarks/grpo.py [--steps 6] [--repeats 3] [--settings default fp32 bf16]
+
+Needs TRL (`pip install trl`) and `../shared` (the peer's script) beside the clone. Both sides train all weights of the
+same model on their own completions, 8 of 32 tokens for each of 2 prompts in a step, drawn with transformers in the
+trainer's process and judged by the same reward. TRL pads prompts and computes each for every completion; we compute a
+prompt once for all of them. `default` is TRL as it comes (bf16 autocast, activation checkpointing) beside ours in fp32
+without, `fp32` both in fp32 without checkpointing, `bf16` both in bf16 without. Nothing else should run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from sides import PEERS, TRL_SETTINGS, WARMUP, alternate, compared, ours
+
+PROMPTS, GENERATIONS, TOKENS = 2, 8, 32
+REWARD = """
+import sys
+
+sys.path.insert(0, {peers!r})
+from workloads import arithmetic_reward
+
+
+def reward(answers):
+    return [arithmetic_reward(one.completion, one.row["answer"]) for one in answers]
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=6, help="timed optimizer steps of each run")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--settings", nargs="+", default=["default", "fp32"], choices=TRL_SETTINGS)
+    parser.add_argument("--ours", nargs=2, metavar=("SETTING", "WORKLOADS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.ours:
+        setting, workloads = options.ours
+        print(json.dumps(_ours(Path(workloads), TRL_SETTINGS[setting][1], options)))
+        return
+    table = {}
+    with tempfile.TemporaryDirectory() as folder:
+        made = [sys.executable, str(PEERS / "workloads.py"), folder, "--only", "arithmetic", "llm", "tokenizer"]
+        subprocess.run(made, check=True, capture_output=True)
+        rows = Path(folder, "arithmetic.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        Path(folder, "first.jsonl").write_text("".join(rows[: PROMPTS * (options.steps + WARMUP)]), encoding="utf-8")
+        Path(folder, "reward.py").write_text(REWARD.format(peers=str(PEERS)), encoding="utf-8")
+        steps = ["--steps", str(options.steps)]
+        for setting in options.settings:
+            mine = [__file__, *steps, "--threads", str(options.threads), "--ours", setting, folder]
+            batch = ["--batch", str(PROMPTS * GENERATIONS), "--max-completion-length", str(TOKENS)]
+            peer = [str(PEERS / "trl_grpo.py"), *steps, "--workloads", folder, *batch, *TRL_SETTINGS[setting][0]]
+            results = alternate({"peer": peer, "ours": mine}, options.repeats, options.threads)
+            for runs in results.values():
+                for run in runs:
+                    completions = run["items"] if "unit" in run else run["items"] * GENERATIONS
+                    run["completions_per_second"] = completions / run["seconds"]
+            table[f"grpo_{setting}"] = compared(results["ours"], results["peer"], "completions_per_second")
+    print(json.dumps(table, indent=1))
+
+
+def _ours(workloads: Path, overrides: list[str], options: argparse.Namespace) -> dict[str, object]:
+    return ours(
+        "llm/grpo",
+        [
+            f"model.path={workloads / 'llm'}", f"data.train={workloads / 'first.jsonl'}", "data.plain=true",
+            f"data.batch.examples={PROMPTS}", "task.loss=dapo", f"rollout.num_generations={GENERATIONS}",
+            f"rollout.max_new_tokens={TOKENS}", f"rewards=[{{kind: function, function: '{workloads}/reward.py:reward'}}]",
+            "train.accumulate=1", "train.epochs=null", f"train.steps={options.steps + WARMUP}",
+            "train.gradient_checkpointing=false", "train.precision='32'", "optim.schedule=linear", "optim.warmup=0",
+            *overrides,
+        ],
+        options.threads,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
