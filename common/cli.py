@@ -75,18 +75,48 @@ def evaluate(
 def check(
     recipe: RecipeName,
     overrides: Overrides = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Leave out the checkpoint round trip.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Leave out what trains or loads again: resuming, two devices, merging.")
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the answers here, for machines.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Everything that can be known before paying for a run."""
+    """Everything that can be known before paying for a run: ten questions, exit code 2 if an answer is a failure."""
     from .reading import load
 
     loaded = load(recipe, overrides or [])
     _set_up(debug)
     from .check import check as run_check
 
-    if not run_check(loaded, fast):
+    if not run_check(loaded, fast, file):
         raise typer.Exit(2)
+
+
+@app.command()
+def estimate(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    devices: Annotated[int, typer.Option(help="Number of devices.", min=1)] = 1,
+    device: Annotated[str | None, typer.Option(help="Device, such as h100 or cpu; default: this machine's.")] = None,
+    memory: Annotated[float | None, typer.Option(help="Memory of a device in GB; default: as it is known.")] = None,
+    price: Annotated[float | None, typer.Option(help="Price of a device for an hour.")] = None,
+    tries: Annotated[float, typer.Option(help="Runs that are paid for until one is kept.", min=1)] = 3.0,
+    measure: Annotated[bool, typer.Option("--measure", help="Run a step here instead of assuming a speed.")] = False,
+    file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here, for machines.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """What a run will need: operations, memory by part, checkpoints, time, money. The weights are not read."""
+    from .reading import load
+
+    loaded = load(recipe, overrides or [])
+    _set_up(debug)
+    from .estimate import estimate as run_estimate
+
+    run_estimate(loaded, devices, device, memory, price, tries, measure, file)
 
 
 @app.command("verify-resume")
@@ -110,6 +140,8 @@ def inspect(
     recipe: RecipeName,
     overrides: Overrides = None,
     batches: Annotated[int, typer.Option(help="Training batches to show.", min=1)] = 1,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page instead.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Sizes, padding, and what is in the data twice.")] = False,
     debug: Debug = False,
 ) -> None:
     """Show batches as the model sees them: tokens coloured by what carries loss, audio, padding."""
@@ -117,9 +149,9 @@ def inspect(
 
     loaded = load(recipe, overrides or [])
     _set_up(debug)
-    from .inspect import inspect as run_inspect
+    from .inspect.run import inspect as run_inspect
 
-    run_inspect(loaded, batches)
+    run_inspect(loaded, batches, html, stats)
 
 
 @app.command()

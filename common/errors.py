@@ -19,12 +19,14 @@ class LuthierError(Exception):
     def __init__(
         self, problem: str, *, where: object = None, given: object = None, expected: object = None, do: object = None
     ):
-        self.problem, self.where = problem, where
+        self.problem, self.where, self.do = problem, where, None if do is None else str(do)
         parts = [f"{where}: {problem}" if where is not None else problem]
         if given is not None:
             parts.append(f"  given:    {given}")
         if expected is not None:
             parts.append(f"  expected: {expected}")
+        self.told = "\n".join(parts)
+        """The message without what to do."""
         if do is not None:
             parts.append(f"  do:       {do}")
         super().__init__("\n".join(parts))

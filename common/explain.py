@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from .errors import RecipeError
+from .fields import sections_in
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> RecipeError:
@@ -71,12 +72,6 @@ def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     for name in path:
         named = [one for one in options if "kind" in one.model_fields and one.model_fields["kind"].default == name]
         fields = [one.model_fields[name] for one in options if name in one.model_fields]
-        inner = named or (_sections_in(fields[0].annotation) if fields else [])
+        inner = named or (sections_in(fields[0].annotation) if fields else [])
         options = inner or options
     return list(options[0].model_fields)
-
-
-def _sections_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for part in getattr(annotation, "__args__", ()) for found in _sections_in(part)]

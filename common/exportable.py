@@ -4,11 +4,13 @@ A task gives it by `Task.exportable()`. A *runner* is a model ready to be asked:
 runtime that serves it. What runners can do goes by the *form* of a model:
 
     causal_lm           logits(ids) -> [T, V];  generate(ids, most, ends) -> ids
+    ctc                 runner(features [1, N] or [1, T, F]) -> [T, V]
+    paraformer, nemo    the model in its own library
     speech_seq2seq      transcribe(features [B, F, T], prompts, most, rules) -> Spoken of each
     embedding, sparse   runner(ids [B, T], mask [B, T], types) -> [B, D]
     multi_vector        runner(ids, mask, types) -> [B, T, D]
     reranker, scorer    runner(ids, mask, types) -> [B, labels]
-    text_to_image       draw(prompt, seed) -> [H, W, 3] in [0, 1]
+    text_to_image       draw(prompt, seed, width, height) -> [H, W, 3] in [0, 1]
 """
 
 from __future__ import annotations
@@ -42,6 +44,20 @@ class Output:
     numbers: np.ndarray
     text: str | None = None
     steps: tuple[int, ...] | None = None
+
+
+def comparable(one: Output, other: Output) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of both, up to the first step at which they choose different tokens: the later ones follow another
+    text."""
+    if one.steps is None or other.steps is None:
+        return one.numbers, other.numbers
+    same = 0
+    for first, second in zip(one.steps, other.steps, strict=False):
+        if first != second:
+            break
+        same += 1
+    rows = min(same + 1, len(one.numbers), len(other.numbers))
+    return one.numbers[:rows], other.numbers[:rows]
 
 
 @dataclass(frozen=True)
@@ -120,6 +136,10 @@ class Exportable(ABC):
 
     def runner_of(self, model: Any) -> Any:
         """The runner of a model that some other file of this form gave, in its library."""
+        raise ExportError("this model has no such format", where=type(self.task).__module__)
+
+    def write_kohya(self, model: Path, file: Path) -> None:
+        """Write the adapter of a checkpoint's `model/` in the form of kohya's scripts."""
         raise ExportError("this model has no such format", where=type(self.task).__module__)
 
     def load_adapter(self, directory: Path) -> Any:

@@ -2,8 +2,8 @@
 
 Such a folder holds `config.py` with the class `Config` (light to import) and `task.py` with the class `Task`.
 Outside packages join through the entry-point group `luthier.tasks`: name = kind, value = the module of such a folder.
-A modality that has verbs of its own holds `verbs.py` (light to import) with the function `register(app)`; so does
-export.
+A modality that has verbs of its own holds `verbs.py` (light to import) with the function `register(app)`; so do the
+folders beside the core (export, migrate, ...).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def names() -> list[str]:
 def verbs() -> list[ModuleType]:
     """The modules of the modalities' own verbs, and of what is beside the core."""
     root = Path(__file__).parent.parent
-    files = sorted([*root.glob("modalities/*/verbs.py"), *root.glob("export/verbs.py")])
+    files = sorted([*root.glob("modalities/*/verbs.py"), *root.glob("*/verbs.py")])
     return [import_module(".".join((PACKAGE, *file.relative_to(root).with_suffix("").parts))) for file in files]
 
 

@@ -39,8 +39,9 @@ def merged(model: Any) -> Any:
 
 
 def _ends(inner: Any) -> tuple[Any, Any]:
-    """The (token table, output layer), with what PEFT has put around them."""
-    return inner.get_input_embeddings(), inner.get_output_embeddings()
+    """The (token table, output layer), with what PEFT has put around them; None where a model has no such thing."""
+    head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
+    return (inner.get_input_embeddings(), head) if head is not None else (None, None)
 
 
 def _base(module: Any) -> Any:

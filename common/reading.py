@@ -33,7 +33,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _parse(text: str, where: str) -> Any:
+def parse(text: str, where: str) -> Any:
+    """The value of a YAML text. Raises RecipeError, with the line, if it is not valid."""
     try:
         loader = _Loader(text)
         loader.name = where
@@ -80,7 +81,7 @@ def override(tree: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]
             if not isinstance(node, dict):
                 place = ".".join(parents[: at + 1])
                 raise RecipeError("has no keys below it", where=place, given=text, do=f"override {place} as a whole")
-        node[last] = _parse(value, f"override {text}") if value else ""
+        node[last] = parse(value, f"override {text}") if value else ""
     return tree
 
 
@@ -98,7 +99,7 @@ def load(name: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
         text = find(name).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise RecipeError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=name) from error
-    tree = _parse(text, str(name))
+    tree = parse(text, str(name))
     if not isinstance(tree, dict):
         raise RecipeError("a recipe is a mapping of sections", where=name, given=type(tree).__name__)
     return build(override(tree, overrides), str(name))

@@ -299,8 +299,15 @@ class CheckpointSection(Section):
 
 
 class TrackSection(Section):
-    loggers: tuple[Literal["csv", "tensorboard"], ...] = ("csv",)
-    """Where curves go; csv is always written."""
+    loggers: tuple[Literal["csv", "tensorboard", "mlflow", "wandb", "swanlab", "trackio"], ...] = ("csv",)
+    """Where curves, samples and what the run is made of go; csv is always written. A resumed run goes on with its
+    record there. Keys and addresses of accounts are taken from the trackers' own settings."""
+    project: str = "luthier"
+    """Project (MLflow: experiment) that the run belongs to there."""
+    name: str | None = None
+    """Name of the run there; default: the last two parts of the output's path."""
+    uri: str | None = None
+    """Address of the MLflow server; default: the variable MLFLOW_TRACKING_URI, else a database in the run's folder."""
 
 
 class Recipe(Section):

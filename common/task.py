@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from . import gradients, optim
 from .data.processing import Batch, Processing
 from .errors import ExportError
+from .evaluation.each import Each
 from .exportable import Exportable
 from .recipe import Recipe
 from .seeding import seed_batch
@@ -158,6 +159,32 @@ class Task(LightningModule, ABC):
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
         """A few predictions in a form for reading."""
         return []
+
+    def each(self, records: Sequence[Any]) -> list[Each]:
+        """What each example adds to those metrics that are ratios of sums, called after `score` with the same records;
+        so that the error of a metric can be told. Nothing: not known."""
+        return []
+
+    # ------------------------------------------------------------------ what check and estimate have to know
+
+    @property
+    def learns_from_itself(self) -> bool:
+        """Whether the model makes what it is trained on, so that the loss of a batch, repeated, need not fall."""
+        return False
+
+    @property
+    def compares_ranks(self) -> bool:
+        """Whether the loss of a batch depends on what the other ranks have, so that their number changes it."""
+        return False
+
+    def imagined(self, data: Any) -> Any:
+        """A collated batch as large as the training can make it, without a word from the model: for `luthier estimate`,
+        which has no weights."""
+        return data
+
+    def held_in_rollouts(self) -> int:
+        """Bytes of keys and values while the model writes what it is trained on, told by `luthier estimate`."""
+        return 0
 
     # ------------------------------------------------------------------ modes
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ..common.checkpoint import directory
 from ..common.exportable import Exportable
+from ..common.licenses import Verdict, named
+from ..common.licenses import of as licenses_of
 from ..common.recipe import Recipe
+from ..common.secrets import without_secrets
 from .formats import Target
-from .licenses import Verdict, stated_by, verdict
 
 PIPELINES = {
     "causal_lm": "text-generation",
     "speech_seq2seq": "automatic-speech-recognition",
+    "ctc": "automatic-speech-recognition",
+    "paraformer": "automatic-speech-recognition",
+    "nemo": "automatic-speech-recognition",
     "embedding": "sentence-similarity",
     "multi_vector": "sentence-similarity",
     "sparse": "feature-extraction",
@@ -26,9 +32,6 @@ PIPELINES = {
     "text_to_image": "text-to-image",
 }
 """What the hub calls a task, by form."""
-
-SECRET = re.compile(r"token$|secret|password|passwd|api_?key|credential", re.IGNORECASE)
-USER = re.compile(r"(\w+://)[^/@\s]+@")
 
 
 def card(checkpoint: Path, recipe: Recipe, exportable: Exportable, target: Target, parity: Mapping[str, Any]) -> str:
@@ -43,10 +46,7 @@ def card(checkpoint: Path, recipe: Recipe, exportable: Exportable, target: Targe
     """
     record = _read(checkpoint / "run.json")
     metrics = _read(checkpoint / "metrics.json")
-    base = _name(recipe.model.path)
-    licenses = verdict(
-        {base: stated_by(recipe.model.path)} | {source.label: stated_by(source.path) for source in recipe.data.train}
-    )
+    base, licenses = named(recipe.model.path), licenses_of(recipe)
     parts = [
         _head(recipe, exportable, licenses, base),
         f"# {base}, tuned with Luthier\n",
@@ -64,22 +64,26 @@ def card(checkpoint: Path, recipe: Recipe, exportable: Exportable, target: Targe
     return "\n".join(part for part in parts if part)
 
 
-def clean(value: Any, key: str = "") -> Any:
+def origin(checkpoint: Path, recipe: Recipe) -> dict[str, Any]:
+    """What an artifact was made of, for programs: checkpoint, base model, data, metrics by slice, licenses."""
+    record = _read(checkpoint / "run.json")
+    manifest = directory.sha256(checkpoint / directory.MANIFEST)
+    hashes = {
+        name: {named(path): digest for path, digest in (facts.get("sha256") or {}).items()}
+        for name, facts in (record.get("data") or {}).items()
+    }
+    return {
+        "checkpoint": {"name": checkpoint.name, "manifest_sha256": manifest},
+        "base": {"name": named(recipe.model.path), "sha256": (record.get("model") or {}).get("sha256")},
+        "data": hashes,
+        "metrics": _read(checkpoint / "metrics.json"),
+        "licenses": asdict(licenses_of(recipe)),
+    }
+
+
+def clean(value: Any) -> Any:
     """Plain values without secrets, users of addresses, and folders of this machine."""
-    if isinstance(value, Mapping):
-        return {name: clean(one, str(name)) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean(one, key) for one in value]
-    if isinstance(value, str) and SECRET.search(key):
-        return "(left out)"
-    if isinstance(value, str):
-        return _name(USER.sub(r"\1", value))
-    return value
-
-
-def _name(path: str) -> str:
-    """A path of this machine by its last part; a hub name as it is."""
-    return Path(path).name if Path(path).is_absolute() else path
+    return without_secrets(value, text=named)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -113,7 +117,7 @@ def _data(record: Mapping[str, Any]) -> str:
     rows = []
     for name, facts in (record.get("data") or {}).items():
         for path, digest in (facts.get("sha256") or {}).items():
-            rows.append(f"| {name} | {_name(path)} | {facts.get('rows', '')} | {digest or ''} |")
+            rows.append(f"| {name} | {named(path)} | {facts.get('rows', '')} | {digest or ''} |")
     if not rows:
         return ""
     return "\n".join(

@@ -63,11 +63,14 @@ _CAUSAL = 'AutoModelForCausalLM.from_pretrained("{path}")'
 _ENCODE = 'model = {name}("{{path}}")\nmodel.encode_query(queries); model.encode_document(documents)'
 _ADAPTER = "PeftModel.from_pretrained(base, '{path}')"
 _ORT = 'session = onnxruntime.InferenceSession("{path}/model.onnx")'
+_ONNX = ("onnxscript", "onnxruntime")
+_SHERPA = """sherpa_onnx.OfflineRecognizer.{name}, tokens="{{path}}/tokens.txt")"""
 
 TARGETS: tuple[Target, ...] = (
     Target("merged", "causal_lm", "merged", FLOATS, "transformers, vLLM, SGLang",
            "vllm serve {path}\npython -m sglang.launch_server --model-path {path}"),
     Target("merged", "speech_seq2seq", "merged", FLOATS, "transformers, vLLM", "vllm serve {path}"),
+    Target("merged", "ctc", "merged", FLOATS, "transformers", 'AutoModelForCTC.from_pretrained("{path}")'),
     Target("merged", "embedding", "merged", FLOATS, "sentence-transformers",
            _ENCODE.format(name="SentenceTransformer")),
     Target("merged", "sparse", "merged", FLOATS, "sentence-transformers", _ENCODE.format(name="SparseEncoder")),
@@ -75,18 +78,31 @@ TARGETS: tuple[Target, ...] = (
            _ENCODE.format(name="MultiVectorEncoder")),
     Target("merged", "reranker", "merged", FLOATS, "sentence-transformers",
            'CrossEncoder("{path}").predict([(query, document), ...])'),
+    Target("merged", "text_to_image", "merged", FLOATS, "diffusers", 'DiffusionPipeline.from_pretrained("{path}")'),
+    Target("diffusers", "text_to_image", "adapter", ("float32",), "diffusers", 'pipe.load_lora_weights("{path}")'),
+    Target("kohya", "text_to_image", "kohya", ("float32",), "ComfyUI, kohya, diffusers",
+           'pipe.load_lora_weights("{path}", weight_name="adapter.safetensors")'),
     Target("adapter", "causal_lm", "adapter", ("float32",), "PEFT, vLLM",
            "vllm serve BASE --enable-lora --lora-modules tuned={path}"),
     Target("adapter", "speech_seq2seq", "adapter", ("float32",), "PEFT", _ADAPTER),
+    Target("adapter", "ctc", "adapter", ("float32",), "PEFT", _ADAPTER),
     Target("adapter", "embedding", "adapter", ("float32",), "sentence-transformers",
            'SentenceTransformer("{path}")'),
     Target("adapter", "reranker", "adapter", ("float32",), "sentence-transformers", 'CrossEncoder("{path}")'),
-    Target("onnx", "embedding", "onnx_texts", ("float32", "int8"), "onnxruntime", _ORT, ("onnxscript", "onnxruntime")),
-    Target("onnx", "sparse", "onnx_texts", ("float32", "int8"), "onnxruntime", _ORT, ("onnxscript", "onnxruntime")),
-    Target("onnx", "reranker", "onnx_texts", ("float32", "int8"), "onnxruntime", _ORT,
-           ("onnxscript", "onnxruntime")),
+    Target("onnx", "embedding", "onnx_texts", ("float32", "int8"), "onnxruntime", _ORT, _ONNX),
+    Target("onnx", "sparse", "onnx_texts", ("float32", "int8"), "onnxruntime", _ORT, _ONNX),
+    Target("onnx", "reranker", "onnx_texts", ("float32", "int8"), "onnxruntime", _ORT, _ONNX),
+    Target("onnx", "ctc", "onnx_ctc", ("float32", "int8"), "onnxruntime, sherpa-onnx",
+           _SHERPA.format(name='from_omnilingual_asr_ctc("{path}/model.onnx"'), _ONNX),
+    *(Target("openvino", form, "openvino_texts", ("float32", "float16"), "OpenVINO",
+             'openvino.Core().compile_model("{path}/openvino_model.xml", "CPU")', (*_ONNX, "openvino"))
+      for form in ("embedding", "sparse", "reranker")),
     Target("ctranslate2", "speech_seq2seq", "ctranslate2", ("float32", "float16", "int8"), "faster-whisper",
            'WhisperModel("{path}").transcribe("speech.wav")', ("ctranslate2",)),
+    Target("funasr", "paraformer", "merged", ("float32",), "FunASR",
+           'funasr.AutoModel(model="{path}").generate(input="speech.wav")'),
+    Target("nemo", "nemo", "merged", ("float32",), "NeMo",
+           'ASRModel.restore_from("{path}/model.nemo").transcribe(["speech.wav"])'),
     Target("gguf", "causal_lm", "gguf", ("float16", "float32", "q8_0"), "llama.cpp",
            "llama-server -m {path}/model.gguf", ("gguf",)),
 )  # fmt: skip

@@ -72,8 +72,13 @@ def _is_variadic(module: nn.Module) -> bool:
     return bool(module.forward.__code__.co_flags & 0x04)
 
 
-def quantise(file: Path) -> None:
-    """Keep the weights of a graph in 8 bits; activations are rounded to 8 bits as they come."""
+def quantise(file: Path, operators: Sequence[str] | None = None) -> None:
+    """Keep the weights of a graph in 8 bits; activations are rounded to 8 bits as they come.
+
+    Args:
+        file: is written over.
+        operators: those whose weights are rounded, such as `MatMul`; None: all that onnxruntime can.
+    """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     small = file.with_name(f".{file.name}.int8")
@@ -83,7 +88,9 @@ def quantise(file: Path) -> None:
         level = root.level
         root.setLevel(logging.ERROR)  # it advises a preparation that torch's graphs have had
         try:
-            quantize_dynamic(str(file), str(small), weight_type=QuantType.QInt8, per_channel=True)
+            quantize_dynamic(
+                str(file), str(small), operators and list(operators), weight_type=QuantType.QInt8, per_channel=True
+            )
         finally:
             root.setLevel(level)
     small.replace(file)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..common.exportable import Output
+from ..common.exportable import Output, comparable
 from .formats import SLACK, TOLERANCE
 
 
@@ -36,32 +36,18 @@ def compare(expected: Sequence[Output], found: Sequence[Output]) -> Compared:
     """Differences between what the trained model and an artifact make of the same inputs."""
     differences, scale = [], 0.0
     for one, other in zip(expected, found, strict=True):
-        first, second = _comparable(one, other)
+        first, second = comparable(one, other)
         differences.append(np.abs(first.astype(np.float64) - second).reshape(-1))
         scale = max(scale, float(np.abs(first).max(initial=0.0)))
     every = np.concatenate(differences)
     written = [one for one in expected if one.text is not None]
     same = sum(one.text == other.text for one, other in zip(expected, found, strict=True)) if written else None
-    return Compared(len(expected), _largest(every), float(every.mean()), scale, same)
+    return Compared(len(expected), _largest(every), float(every.mean()) if every.size else math.nan, scale, same)
 
 
 def _largest(differences: np.ndarray) -> float:
-    """NaN where anything is no number, so that it fails."""
-    return float(differences.max()) if np.isfinite(differences).all() else math.nan
-
-
-def _comparable(one: Output, other: Output) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of both, up to the first step at which they choose different tokens: the later ones follow another
-    text."""
-    if one.steps is None or other.steps is None:
-        return one.numbers, other.numbers
-    same = 0
-    for first, second in zip(one.steps, other.steps, strict=False):
-        if first != second:
-            break
-        same += 1
-    rows = min(same + 1, len(one.numbers), len(other.numbers))
-    return one.numbers[:rows], other.numbers[:rows]
+    """NaN where anything is no number, or there is nothing, so that it fails."""
+    return float(differences.max()) if differences.size and np.isfinite(differences).all() else math.nan
 
 
 def flat(metrics: Mapping[str, Any], wanted: Mapping[str, str]) -> dict[str, float]:

@@ -32,6 +32,8 @@ from . import artifact, card, formats, parity
 from .source import Source
 
 SETS = ("validation", "test", "train")
+PACKAGES = {"nemo": "nemo-toolkit"}
+"""Names of packages that are not those of the library."""
 
 
 def export(
@@ -85,7 +87,7 @@ def export(
         runner = module.runner(source, folder, number)
         found, after = _asked(exportable, runner, collected, recipe, inputs, "the artifact")
         report = parity.Report(
-            format, number, runtimes(target), label, parity.compare(expected, found), before, after,
+            format, number, runtimes(target, exportable.library), label, parity.compare(expected, found), before, after,
             kind.metrics_of(recipe), deciding_metric(recipe, kind)[0],
         )  # fmt: skip
         return _finish(folder, output, checkpoint, saved, exportable, target, report)
@@ -105,8 +107,7 @@ def _finish(
     text = card.card(checkpoint, recipe, exportable, target, facts)
     (folder / artifact.CARD).write_text(text, encoding="utf-8")
     made_of = {"kind": recipe.task.kind, "form": exportable.form, "format": target.format, "dtype": report.dtype}
-    manifest = directory.sha256(checkpoint / directory.MANIFEST)
-    artifact.seal(folder, {**made_of, "checkpoint": {"name": checkpoint.name, "manifest_sha256": manifest}})
+    artifact.seal(folder, {**made_of, **card.origin(checkpoint, recipe)})
     parity.show(report)
     if faults := report.faults():
         aside = artifact.set_aside(folder, output)
@@ -162,11 +163,16 @@ def _in_place(exportable: Exportable, runner: Any) -> Iterator[None]:
         del given["predict"]
 
 
-def runtimes(target: formats.Target) -> str:
-    """The packages that ran an artifact, with their versions."""
-    ran = {"merged": ("transformers",), "adapter": ("transformers", "peft"), "kohya": ("diffusers",)}
+def runtimes(target: formats.Target, library: str) -> str:
+    """The packages that ran an artifact, with their versions.
+
+    Args:
+        target: the format.
+        library: what loads the model itself.
+    """
+    own = (PACKAGES.get(library, library), *(("peft",) if target.format == "adapter" else ()))
     found = []
-    for package in target.needs or ran.get(target.format, ()):
+    for package in target.needs or own:
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:

@@ -7,7 +7,7 @@ It holds tokenizers and feature settings only, so that a worker process never ca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from ..errors import BadExample
+from ..errors import BadExample, LuthierError
 from ..recipe import Source
 from .plan import Plan, Planned
 from .rows import Cursor
@@ -33,12 +33,15 @@ class Shown:
         facts: its properties with their units.
         tokens: what the model is given or asked, piece by piece, and whether a piece carries loss.
         picture: lines of text that draw its input, if there is something to draw.
+        parts: (index of a token, name) of each stretch of the tokens that comes from somewhere else than the one before
+            it: documents, query and passages, answers.
     """
 
     title: str
     facts: dict[str, str]
     tokens: list[tuple[str, bool]]
     picture: str = ""
+    parts: tuple[tuple[int, str], ...] = ()
 
 
 class Processing(ABC, Generic[Example]):
@@ -70,6 +73,21 @@ class Processing(ABC, Generic[Example]):
     def notes(self, example: Example) -> Mapping[str, int]:
         """What the check changed in an example, to be counted in the data report: `{"prompt tokens cut": 12}`."""
         return {}
+
+    def contents(self, example: Example) -> Iterable[Hashable]:
+        """What an example holds, whatever file or row it comes from: two examples that share any of it have it twice,
+        as where test data are trained on. Nothing: not known."""
+        return ()
+
+    def units(self, example: Example) -> Sequence[Hashable]:
+        """The words or tokens of an example in their order, by which examples that are nearly the same are found.
+        Nothing: it has none."""
+        return ()
+
+    def doubts(self, examples: Sequence[Example]) -> Iterable[LuthierError]:
+        """What is wrong with the checked training examples together, though no row alone is: told by `luthier check`,
+        each with what to do."""
+        return ()
 
     def arrange(self, examples: list[Example], training: bool) -> list[Example]:
         """The checked examples of one source, as they are planned; to be overridden where examples are cut anew."""
@@ -103,6 +121,10 @@ class Processing(ABC, Generic[Example]):
     @abstractmethod
     def show(self, data: Any, row: int) -> Shown:
         """One example of a collated batch, as the model sees it."""
+
+    def beside(self, data: Any, row: int) -> Mapping[str, bytes | str]:
+        """What a page has room for beside that: texts by name, encoded files such as `audio.flac`, `picture.png`."""
+        return {}
 
 
 class Batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,18 @@ from ..data.plan import Bounds, Planned, cut
 from ..data.processing import PlannedData, loader
 from ..recipe import Recipe
 from ..task import LossSum, Task
+from .each import Each
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics by name (slices nested) and samples for reading."""
+    """Metrics by name (slices nested), samples for reading, and what each example adds to the metrics, if known."""
 
     metrics: dict[str, Any]
     samples: list[dict[str, Any]]
+    each: list[Each] = field(default_factory=list)
 
 
 def beside(first: Evaluation, name: str, other: Evaluation) -> Evaluation:
@@ -34,7 +36,8 @@ def beside(first: Evaluation, name: str, other: Evaluation) -> Evaluation:
     slices = {f"{name}/{field}": parts for field, parts in other.metrics.get("slices", {}).items()}
     if slices:
         metrics["slices"] = {**first.metrics.get("slices", {}), **slices}
-    return Evaluation(metrics, [*first.samples, *({"suite": name, **sample} for sample in other.samples)])
+    samples = [*first.samples, *({"suite": name, **sample} for sample in other.samples)]
+    return Evaluation(metrics, samples, [*first.each, *(one.named(name) for one in other.each)])
 
 
 def spread(number: int, limit: int | None) -> list[int]:
@@ -89,7 +92,7 @@ def evaluate(
     metrics = task.score(records)
     if loss.count:
         metrics["loss"] = float(loss.sum) / loss.count
-    return Evaluation({**metrics, **further}, task.samples(records, recipe.evaluate.samples))
+    return Evaluation({**metrics, **further}, task.samples(records, recipe.evaluate.samples), task.each(records))
 
 
 def _predict(

@@ -27,6 +27,8 @@ def show(columns: Mapping[str, Mapping[str, Any]], samples: Sequence[Mapping[str
     _show_slices(last.get("slices") or {})
     for sample in samples[:SHOWN_SAMPLES]:
         for key, value in sample.items():
+            if key == "audio":  # for ears
+                continue
             value = f"a picture ({len(value)} bytes)" if isinstance(value, bytes) else value
             console.print(f"  {key:>10}: {value}", highlight=False, markup=False)
         console.print()

@@ -13,16 +13,19 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from ..checkpoint import directory
 from ..checkpoint.position import Position
 from ..checkpoint.save import Saver
 from ..data.processing import Schedule
 from ..data.stream import StreamPlan
 from ..errors import CheckpointError, DataError, RecipeError
+from ..evaluation import each
 from ..evaluation.kept import keep
 from ..evaluation.run import Evaluation
 from ..recipe import Recipe
 from ..record import write_json, write_text
 from ..task import StepResult, Task
+from ..trackers.base import Tracker, begin, tell
 from .signals import StopSignals
 from .spikes import WHY, WrongSteps
 from .watch import mark
@@ -73,6 +76,8 @@ class AfterStep(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Task)
         self.signals.install()
+        if trainer.is_global_zero:
+            begin(trainer.loggers, self.saver.record)
         self._clock = time.monotonic()
         if self._evaluation_due():  # before the first step, or left undone by a run that was stopped
             self._evaluate(trainer, pl_module)
@@ -149,8 +154,7 @@ class AfterStep(Callback):
         self.report(self, task)
 
     def _log(self, trainer: Trainer, values: dict[str, float]) -> None:
-        for logger in trainer.loggers:
-            logger.log_metrics(values, self.position.step)
+        tell(trainer.loggers, lambda logger: logger.log_metrics(values, self.position.step))
 
     def _evaluation_due(self) -> bool:
         step, section = self.position.step, self.recipe.evaluate
@@ -174,6 +178,8 @@ class AfterStep(Callback):
         self._log(trainer, {k if "/" in k else f"validation/{k}": v for k, v in values.items()})
         if trainer.is_global_zero:
             self._keep(found, where)
+            if found.samples:
+                tell(trainer.loggers, lambda logger: logger.log_samples(found.samples, where["step"]), Tracker)
         self.report(self, task)
         self._clock = time.monotonic()
 
@@ -200,6 +206,8 @@ class AfterStep(Callback):
         write_text(file, "\n".join(kept) + "\n")
         if found.samples:
             keep(found.samples, self.output / "samples", f"step-{where['step']:08d}")
+        if found.each:
+            each.write(each.place(self.output, where["step"]), found.each)
 
     def _save_due(self) -> bool:
         every, step = self.recipe.checkpoint.every, self.position.step
@@ -215,6 +223,9 @@ class AfterStep(Callback):
                 self._report_read(self.plan)
         mark(f"saving step {self.position.step}")
         self.saver.save(trainer, task, self.position, metrics)
+        if trainer.is_global_zero:
+            path = self.saver.root / directory.name(self.position.step)
+            tell(trainer.loggers, lambda logger: logger.log_checkpoint(path, self.position.step), Tracker)
         self._clock = time.monotonic()
 
     def _report_read(self, plan: StreamPlan) -> None:

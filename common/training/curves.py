@@ -61,18 +61,3 @@ def read(file: Path) -> list[dict[str, str]]:
         return []
     with file.open(newline="", encoding="utf-8") as stream:
         return [row for row in csv.DictReader(stream) if row["value"]]
-
-
-def loggers(names: tuple[str, ...], output: Path, start: int) -> list[Logger]:
-    """The loggers of a recipe; csv always."""
-    made: list[Logger] = [CsvCurves(output / "curves.csv", start)]
-    if "tensorboard" in names:
-        from lightning.pytorch.loggers import TensorBoardLogger
-
-        try:
-            made.append(TensorBoardLogger(output, name="", version="tensorboard", purge_step=start + 1))
-        except ModuleNotFoundError as error:
-            from ..errors import missing_extra
-
-            raise missing_extra("tensorboard", "track") from error
-    return made

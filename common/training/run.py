@@ -21,11 +21,12 @@ from ..data.processing import PlannedData, PlanSampler, Schedule, loader
 from ..data.stream import Streamed, StreamPlan
 from ..errors import CheckpointError
 from ..evaluation.run import Evaluation, beside, evaluate
-from ..inspect import glance
+from ..inspect.terminal import glance
 from ..recipe import Recipe
 from ..seeding import seed_everything
 from ..task import Task
-from . import curves, data
+from ..trackers import choose
+from . import data
 from .after_step import AfterStep, deciding_metric
 from .inside import Inside
 from .output import Output, opened, settled
@@ -47,12 +48,15 @@ class Outcome:
     stopped_by: int = 0
 
 
-def train(recipe: Recipe, callbacks: Sequence[Callback] = ()) -> Outcome:
+def train(
+    recipe: Recipe, callbacks: Sequence[Callback] = (), sets: dict[str, Collected | None] | None = None
+) -> Outcome:
     """Run a recipe to its end, from the newest whole checkpoint in its output if there is one.
 
     Args:
         recipe: the resolved recipe.
         callbacks: further Lightning callbacks; they see each step after the run's own.
+        sets: the recipe's data sets by name, if they have been read already, or parts of them.
     """
     quiet_lightning()
     kind = kinds.task(recipe.task.kind)
@@ -60,7 +64,10 @@ def train(recipe: Recipe, callbacks: Sequence[Callback] = ()) -> Outcome:
     strategies.refuse(recipe)
     set_threads(recipe)
     processing = kind.make_processing(recipe)
-    sets = {name: data.gather(recipe, processing, name) for name in ("train", "validation", "regression")}
+    names = ("train", "validation", "regression")
+    if sets is None:
+        sets = {name: data.gather(recipe, processing, name) for name in names}
+    sets = {name: sets.get(name) for name in names}
     seed_everything(recipe.train.seed)
     task = kind(recipe)
     strategies.refuse(recipe, task)
@@ -182,7 +189,7 @@ def _trainer(recipe: Recipe, output: Output, plan: Schedule, step: int, callback
         **_machine(recipe),
         max_epochs=1,  # the plan holds all epochs
         accumulate_grad_batches=plan.per_step // plan.ranks,
-        logger=curves.loggers(recipe.track.loggers, output.folder, step),
+        logger=choose.loggers(recipe, output.folder, step),
         callbacks=callbacks,
         plugins=[TensorIO()],
         default_root_dir=output.folder,

@@ -12,6 +12,8 @@ import torch
 from ..source import Source
 
 needs_whole = True
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+"""Files that other formats leave behind."""
 
 
 def write(source: Source, directory: Path, dtype: str) -> None:

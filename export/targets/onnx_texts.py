@@ -14,12 +14,12 @@ from ...common.errors import ExportError
 from ..graph import Session, quantise
 from ..graph import write as write_graph
 from ..source import Source
+from .merged import WEIGHTS
 
 needs_whole = True
 FILE = "model.onnx"
 LOADERS = {"embedding": "SentenceTransformer", "sparse": "SparseEncoder", "reranker": "CrossEncoder"}
 FEATURES = {"embedding": "sentence_embedding", "sparse": "sentence_embedding", "reranker": "scores"}
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
 
 class Whole(nn.Module):

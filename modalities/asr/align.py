@@ -207,8 +207,8 @@ def _segments(task: Any, utterance: Utterance, settings: Settings) -> tuple[list
 def emissions(task: Any, wave: audio.Wave, window: float) -> Tensor:
     """Log-probabilities [T, V] of a recording of any length, run in windows that overlap."""
     from .ctc.config import StreamSection
-    from .ctc.hearing import batch
     from .ctc.model import run
+    from .extractor import batch
 
     hearing, parts = task.processing.hearing, []
     section = StreamSection(chunk_seconds=window, left_seconds=CONTEXT, right_seconds=CONTEXT)

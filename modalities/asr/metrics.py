@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...common.errors import DataError, missing_extra
+from ...common.evaluation.each import Each
 from .text import is_unsegmented, normalize, words
 from .utterance import Segment
 
@@ -36,6 +37,7 @@ class Scored:
             reference is that of the whole.
         times: words or stretches of the hypothesis with the times at which they are said, from the recording's start.
         segments: stretches of the reference with their times.
+        audio: file of the recording, and begin and end in it in seconds (None: its end), if it is a file.
     """
 
     reference: str
@@ -47,6 +49,16 @@ class Scored:
     part: tuple[int, int] = (0, 1)
     times: tuple[Segment, ...] = ()
     segments: tuple[Segment, ...] = ()
+    audio: tuple[str, float, float | None] | None = None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As a sample for reading and hearing."""
+        heard = {"where": self.where, "reference": self.reference, "hypothesis": self.hypothesis}
+        if self.audio is None:
+            return heard
+        path, start, end = self.audio
+        return {**heard, "audio": {"path": path, "start": start, "end": end}}
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,20 @@ def score(
         "slices": {name: _slice(rows, name) for name in slices},
         "worst": _worst(rows),
     }
+
+
+def each(
+    items: Sequence[Scored],
+    slices: Sequence[str] = ("language", "duration"),
+    spelling: Mapping[str, str] | None = None,
+) -> list[Each]:
+    """What each utterance adds to the rates of `score`: its errors, and the words or characters of its reference."""
+    found = []
+    for row in _rows(items, spelling):
+        errors = {"wer": row.words, "wer_raw": row.words_raw, "cer": row.characters, "cer_raw": row.characters_raw}
+        parts = {name: (float(one.total), float(one.length)) for name, one in errors.items()}
+        found.append(Each(row.item.where, parts, {name: _value(row.item, name) for name in slices}))
+    return found
 
 
 def alignment(reference: str, hypothesis: str, language: str | None = None) -> str:

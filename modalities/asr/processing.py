@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import file_digest, sha256
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -12,13 +14,15 @@ import numpy as np
 from torch import Tensor
 
 from ...common.data.processing import Processing
-from ...common.errors import BadExample
+from ...common.errors import BadExample, DataError, LuthierError
+from ...common.pages.media import encoded, grey
 from ...common.recipe import Source
 from . import audio, cache, manifest
 from .audio import Wave
 from .augment import Augment
 from .config import SpeechData
 from .long.cut import Voices
+from .text import normalize, words
 from .utterance import Utterance
 
 
@@ -90,6 +94,38 @@ class SpeechProcessing(Processing[Utterance]):
             self.check(piece, training)
         return pieces
 
+    def contents(self, example: Utterance) -> Iterable[Hashable]:
+        """The bytes of the file, and which stretch of them."""
+        stored = _digest(example.audio) if isinstance(example.audio, str) else sha256(example.audio()).hexdigest()
+        return ((stored, example.start, example.end, example.channel),)
+
+    def units(self, example: Utterance) -> Sequence[Hashable]:
+        return words(normalize(example.text, example.language), example.language)
+
+    def beside(self, data: Any, row: int) -> Mapping[str, bytes | str]:
+        """The audio at the rate that the model hears, its features before any augmentation, and the text as it is
+        scored."""
+        utterance: Utterance = data["utterances"][row]
+        wave = audio.read(utterance, self.rate, self.audio.channel)
+        found: dict[str, bytes | str] = {
+            "text as it is scored": normalize(utterance.text, utterance.language),
+            "audio.flac": encoded(wave, self.rate),
+        }
+        features = self.features(wave)
+        if features.dim() == 2 and min(features.shape) > 1:  # else they are the samples themselves
+            found["features.png"] = grey(features.numpy())
+        return found
+
+    def doubts(self, examples: Sequence[Utterance]) -> Iterable[LuthierError]:
+        texts = {example.text for example in examples}
+        if len(examples) > 1 and len(texts) == 1:
+            yield DataError(
+                "every recording has the same text",
+                where="data.train",
+                given=f"{texts.pop()!r} {len(examples)} times",
+                do="see that the column of the text is the right one",
+            )
+
     def cost(self, example: Utterance) -> float:
         return example.duration or 0.0
 
@@ -123,8 +159,19 @@ class SpeechProcessing(Processing[Utterance]):
         return found.float(), key
 
 
+@lru_cache(maxsize=1024)  # utterances of one long recording follow each other
+def _digest(path: str) -> str:
+    with open(path, "rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
+
+
+def frames_for_ctc(ids: Sequence[Any]) -> int:
+    """CTC needs a frame for each token and one more between equal neighbours (Graves et al., ICML 2006)."""
+    return len(ids) + sum(bool(a == b) for a, b in pairwise(ids))
+
+
 def check_alignable(utterance: Utterance, ids: Sequence[Any], frames: int) -> None:
-    """CTC needs a frame for each token and one more between equal neighbours (Graves et al., ICML 2006).
+    """Refuse an utterance that CTC can't align with its tokens.
 
     Args:
         utterance: named in the error.
@@ -134,7 +181,7 @@ def check_alignable(utterance: Utterance, ids: Sequence[Any], frames: int) -> No
     Raises:
         BadExample: there are fewer.
     """
-    needed = len(ids) + sum(a == b for a, b in pairwise(ids))
+    needed = frames_for_ctc(ids)
     if frames < needed:
         raise BadExample(
             "too_short_for_ctc",

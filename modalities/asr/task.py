@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ...common import task
+from ...common.evaluation.each import Each
 from .long.join import joined
 from .long.times import compared
-from .metrics import Scored, score
+from .metrics import Scored, each, score
 from .utterance import Segment, Utterance
 
 
@@ -36,9 +37,11 @@ class SpeechTask(task.Task):
         whole = utterance.whole or utterance
         later = utterance.start - whole.start
         heard = tuple(Segment(time.start + later, time.end + later, time.text) for time in times)
+        audio = (whole.audio, whole.start, whole.end) if isinstance(whole.audio, str) else None
         return Scored(
-            whole.text, hypothesis, language, whole.where, whole.duration, fields, utterance.part, heard, whole.segments
-        )
+            whole.text, hypothesis, language, whole.where, whole.duration, fields, utterance.part, heard,
+            whole.segments, audio,
+        )  # fmt: skip
 
     @property
     def spelling(self) -> Mapping[str, str] | None:
@@ -49,10 +52,10 @@ class SpeechTask(task.Task):
         records = joined(records)
         return {**score(records, self.recipe.evaluate.slices, self.spelling), **compared(records)}
 
+    def each(self, records: Sequence[Any]) -> list[Each]:
+        return each(joined(records), self.recipe.evaluate.slices, self.spelling)
+
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
         records = joined(records)
         step = max(1, len(records) // max(1, number))
-        return [
-            {"where": item.where, "reference": item.reference, "hypothesis": item.hypothesis}
-            for item in records[::step][:number]
-        ]
+        return [item.shown for item in records[::step][:number]]

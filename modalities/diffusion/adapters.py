@@ -78,6 +78,20 @@ def state(part: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
 
 
+def merge(part: nn.Module) -> None:
+    """Put an adapter of any kind into the part's own weights, in place; nothing of PEFT is left in it."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in list(part.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge(safe_merge=True)
+            above, _, last = name.rpartition(".")
+            setattr(part.get_submodule(above), last, module.get_base_layer())
+    del part.peft_config
+    if hasattr(part, "_hf_peft_config_loaded"):
+        part._hf_peft_config_loaded = False  # type: ignore[assignment]
+
+
 def is_plain(section: ImageLora) -> bool:
     """Whether diffusers' own loader takes it: LoRA, without what its pipelines leave out (DoRA's magnitudes)."""
     return section.type == "lora" and not section.dora

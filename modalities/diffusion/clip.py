@@ -1,4 +1,4 @@
-"""How well pictures fit their prompts, as a CLIP model sees it."""
+"""How well pictures fit their prompts, and how good they look, as a CLIP model sees it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.functional import cosine_similarity
 
 from ...common.errors import unreadable_model
 
+METRICS = {"clip_score": "max", "clip_iqa": "max"}
+GOOD, BAD = "Good photo.", "Bad photo."
+"""What pictures are compared with, in the words of the paper and of torchmetrics' prompt `quality`."""
 
-def score(path: str, images: Sequence[Any], prompts: Sequence[str], device: torch.device) -> float:
-    """CLIP score (Hessel et al., arXiv:2104.08718) as torchmetrics has it: 100 x the cosine of picture and text, at
-    least 0, of each pair; their mean.
+
+def scores(path: str, images: Sequence[Any], prompts: Sequence[str], device: torch.device) -> dict[str, float]:
+    """Means over pictures:
+
+    - `clip_score` (Hessel et al., arXiv:2104.08718), as torchmetrics has it: 100 x the cosine of picture and prompt, at
+      least 0;
+    - `clip_iqa` (Wang et al., arXiv:2207.12396), as torchmetrics has it: the share of exp(100 x the cosine) that "Good
+      photo." has beside "Bad photo.".
 
     Args:
         path: CLIP model in transformers' format.
@@ -28,8 +37,14 @@ def score(path: str, images: Sequence[Any], prompts: Sequence[str], device: torc
     except (OSError, ValueError) as error:
         raise unreadable_model(path, error, "a CLIP model") from error
     model = model.to(device)
-    inputs = processor(text=list(prompts), images=list(images), return_tensors="pt", padding=True, truncation=True)
+    texts = [*prompts, GOOD, BAD]
+    inputs = processor(text=texts, images=list(images), return_tensors="pt", padding=True, truncation=True)
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         said = model(**inputs.to(device))
-    cosines = torch.nn.functional.cosine_similarity(said.image_embeds, said.text_embeds)
-    return float(100 * cosines.clamp(min=0).mean())
+    seen, told = said.image_embeds, said.text_embeds
+    fits = cosine_similarity(seen, told[:-2])
+    looks = 100 * cosine_similarity(seen[:, None], told[None, -2:], dim=2)  # [B, 2]
+    return {
+        "clip_score": float(100 * fits.clamp(min=0).mean()),
+        "clip_iqa": float(looks.softmax(dim=1)[:, 0].mean()),
+    }

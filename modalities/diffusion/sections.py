@@ -192,4 +192,5 @@ class SamplingSection(Section):
     seed: int = Field(0, ge=0)
     """Seed of the first picture; each further one has the next."""
     clip: LocalOrHub | None = None
-    """CLIP model that says how well pictures fit their prompts: the metric `clip_score`."""
+    """CLIP model that says how well pictures fit their prompts, the metric `clip_score`, and how good they look,
+    `clip_iqa`."""

@@ -97,6 +97,23 @@ def save(pipe: Any, family: Family, sections: Sequence[TokenSection], directory:
         save_file(tensors, file_of(directory, section), metadata={"format": "pt", "token": section.token})
 
 
+def load(pipe: Any, family: Family, sections: Sequence[TokenSection], directory: Path) -> None:
+    """Put saved words into a pipeline that does not know them, by diffusers' own loader."""
+    from safetensors.torch import load_file
+
+    for section in sections:
+        file = file_of(directory, section)
+        if len(family.clip_encoders) == 1:
+            pipe.load_textual_inversion(str(file))
+            continue
+        saved = load_file(file)
+        for name in family.clip_encoders:
+            words = getattr(pipe, name.replace("text_encoder", "tokenizer"))
+            pipe.load_textual_inversion(
+                saved[SHORT[name]], token=section.token, text_encoder=getattr(pipe, name), tokenizer=words
+            )
+
+
 def restore(pipe: Any, family: Family, sections: Sequence[TokenSection], directory: Path) -> None:
     """Put saved embeddings into words that are there already.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...common import task
+from ...common.evaluation.each import Each
 from . import card
 from .evaluation import benchmarks
+from .evaluation.names import Of, by_slice, each
 from .model import Network
 
 
@@ -21,6 +24,18 @@ class EmbeddingTask(task.Task):
         super().__init__(recipe, weights)
         if recipe.evaluate.mteb:
             benchmarks.load(recipe.evaluate.mteb)  # now: what it refuses, it refuses early
+
+    def measured(self, families: Sequence[tuple[Sequence[Any], Of]]) -> dict[str, Any]:
+        """The metrics of an evaluation set, by slice too; what measured them is kept for `each`."""
+        self._families = families
+        return by_slice(families, self.recipe.evaluate.slices, self._labels())
+
+    def each(self, records: Sequence[Any]) -> list[Each]:
+        section = self.recipe.evaluate
+        return each(section.metrics, self._families, section.slices, self._labels())
+
+    def _labels(self) -> list[str]:
+        return [source.label for source in self.processing.sources]  # type: ignore[attr-defined]
 
     @property
     def parts(self) -> Any:

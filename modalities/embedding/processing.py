@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ...common.data.processing import Processing, Shown
 from ...common.data.rows import Cursor
-from ...common.errors import BadExample, DataError, RecipeError
+from ...common.errors import BadExample, DataError, LuthierError, RecipeError
 from ...common.recipe import Source
-from . import beir, roles
+from . import beir, doubts, roles
 from .config import EmbeddingRecipe, EmbeddingSource
 from .example import NOTHING, Example, Text
+from .losses.contrastive import known_positives
 from .rows import Row
 from .tokenizer import TextTokenizer, resolved
 
@@ -144,6 +145,20 @@ class EmbeddingProcessing(Processing[Example]):
             for one in usable
         ]
 
+    def contents(self, example: Example) -> Iterable[Hashable]:
+        """The query with each document that belongs to it; of a document without query nothing."""
+        if example.query is None:
+            return ()
+        labels = example.labels if example.shape == "groups" else (1.0,) * len(example.documents)
+        related = [text.key for text, label in zip(example.documents, labels, strict=True) if label > 0]
+        return [(example.query.key, key) for key in related] if example.documents else [(example.query.key,)]
+
+    def units(self, example: Example) -> Sequence[Hashable]:
+        return [token for text in example.texts for token in text.ids.tolist()]
+
+    def doubts(self, examples: Sequence[Example]) -> Iterable[LuthierError]:
+        return doubts.found(examples)
+
     def cost(self, example: Example) -> float:
         return float(example.tokens)
 
@@ -205,6 +220,9 @@ class EmbeddingProcessing(Processing[Example]):
             teacher = "" if data["scores"] is None else f", teacher {float(data['scores'][at]):g}"
             tokens += [(f"\ndocument, label {label:g}{teacher} ", False)]
             tokens += self._shown(data, int(data["documents"][at]), label > 0)
+        known = known_positives(data["document_keys"], data["known"][row : row + 1])[0]
+        if masked := int((known & (data["owner"] != row)).sum()):
+            facts["masked"] = f"{masked} documents of other rows are relevant to it too, so they are no negatives"
         if not own:
             facts["class"] = str(int(data["classes"][row]))
         return Shown(data["where"][row], facts, tokens)

@@ -17,6 +17,7 @@ from .base import EmbeddingTask
 from .evaluation import families
 from .evaluation.encoded import encoded
 from .evaluation.names import METRICS, metrics_of
+from .evaluation.pool_loss import pool_loss
 from .gather import gathered, ranks
 from .losses.summed import Summed
 from .objectives import Facts
@@ -49,6 +50,10 @@ class RetrieverTask(EmbeddingTask):
     @classmethod
     def metrics_of(cls, recipe: Any) -> dict[str, str]:
         return metrics_of(recipe.evaluate)
+
+    @property
+    def compares_ranks(self) -> bool:
+        return any(map(gathers, self.losses))
 
     # ------------------------------------------------------------------ what a kind defines
 
@@ -101,7 +106,10 @@ class RetrieverTask(EmbeddingTask):
         return Predicted(encoded(batch.data, found.numpy()))
 
     def score(self, records: Sequence[Any]) -> dict[str, Any]:
-        return families.score(self, records)
+        """All metrics of an evaluation set, and the loss over a fixed pool of documents."""
+        found = self.measured(families.families(self, records))
+        loss = pool_loss(self, records)
+        return found if loss is None else {**found, "loss": loss}
 
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
         return families.samples(self, records, number)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...common import task
 from ...common.data.processing import Batch
+from ...common.evaluation.each import Each, Part
 from ...common.losses import TokenLoss
 from ...common.task import LossSum, Predicted
 from . import harness
@@ -31,12 +32,14 @@ class Told:
         right: how many of them were the most probable.
         count: how many there are.
         fields: what it may be sliced by.
+        where: place of the row.
     """
 
     loss: float
     right: int
     count: int
     fields: Mapping[str, Any] = field(default_factory=dict)
+    where: str = ""
 
 
 class CausalTask(task.Task):
@@ -127,7 +130,8 @@ class CausalTask(task.Task):
         sums = zeros.index_add(0, places, losses.double()).tolist()
         rights = torch.bincount(places[right], minlength=len(ends)).tolist()
         counts = torch.bincount(places, minlength=len(ends)).tolist()
-        told = [Told(*values) for values in zip(sums, rights, counts, data["fields"], strict=True)]
+        columns = zip(sums, rights, counts, data["fields"], data["where"], strict=True)
+        told = [Told(*values) for values in columns]
         return Predicted(told, LossSum(losses.double().sum(), len(losses)))
 
     def score(self, records: Sequence[Any]) -> dict[str, Any]:
@@ -142,6 +146,13 @@ class CausalTask(task.Task):
     def means(self, records: Sequence[Any]) -> dict[str, Any]:
         """The metrics of some examples together."""
         return _means(records)
+
+    def parts(self, record: Any) -> dict[str, Part]:
+        """What one example adds to those of `means` that are ratios of sums."""
+        return {"loss": (record.loss, record.count), "accuracy": (record.right, record.count)}
+
+    def each(self, records: Sequence[Any]) -> list[Each]:
+        return [Each(one.where, self.parts(one), one.fields) for one in records]
 
     def measure(self) -> dict[str, float]:
         section, train = self.recipe.evaluate.harness, self.recipe.train

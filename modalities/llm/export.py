@@ -135,14 +135,14 @@ class CausalExport(Exportable):
         data = batch.data
         parts = iter(self.documents(data))
         told, done = [], 0
-        for end, fields in zip(data["ends"], data["fields"], strict=True):  # an example may have several documents
+        for end, fields, where in zip(data["ends"], data["fields"], data["where"], strict=True):
             loss, right, count = 0.0, 0, 0
-            while done < end:
+            while done < end:  # an example may have several documents
                 part = next(parts)
                 done += len(part.ids)
                 losses, hits = judged(runner, part)
                 loss, right, count = loss + float(losses.sum()), right + int(hits.sum()), count + len(losses)
-            told.append(Told(loss, right, count, fields))
+            told.append(Told(loss, right, count, fields, where))
         answers = {}
         if hasattr(self.task, "answered"):
             with answering(self.task, runner):

@@ -247,7 +247,7 @@ class Head:
     def weight(self) -> Tensor | None:
         """[V, D] if the layer is a matrix and no more, perhaps with trained rows: no adapter, no bias, not cut."""
         module = self.module
-        if type(module) is nn.Linear and module.bias is None and type(module.weight) is nn.Parameter:
+        if type(module) is nn.Linear and module.bias is None and not hasattr(module.weight, "placements"):
             return module.weight
         rows = getattr(module, "token_adapter", None)
         if rows is not None and not rows.merged and not rows.disable_adapters:

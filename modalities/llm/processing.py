@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -93,6 +93,12 @@ class TokenProcessing(Processing[Encoded]):
     def notes(self, example: Encoded) -> Mapping[str, int]:
         return example.notes
 
+    def contents(self, example: Encoded) -> Iterable[Hashable]:
+        return (document.ids.tobytes() for document in example.documents)
+
+    def units(self, example: Encoded) -> Sequence[Hashable]:
+        return [token for document in example.documents for token in document.ids.tolist()]
+
     def cost(self, example: Encoded) -> float:
         return float(len(example))
 
@@ -119,10 +125,13 @@ class TokenProcessing(Processing[Encoded]):
         ids = data["input_ids"][begin:end].tolist()
         carries = [False, *(data["targets"][begin : end - 1] != IGNORED).tolist()]
         facts = {"tokens": str(end - begin), "with loss": str(sum(carries))}
-        documents = int(((data["bounds"] >= begin) & (data["bounds"] < end)).sum())
-        if documents > 1:
-            facts["documents"] = str(documents)
-        return Shown(data["where"][row], facts, list(zip(pieces(self.tokenizer, ids), carries, strict=True)))
+        starts = [bound - begin for bound in data["bounds"].tolist() if begin <= bound < end]
+        borders: tuple[tuple[int, str], ...] = ()
+        if len(starts) > 1:
+            facts["documents"] = str(len(starts))
+            borders = tuple((start, f"document {number}") for number, start in enumerate(starts, 1))
+        tokens = list(zip(pieces(self.tokenizer, ids), carries, strict=True))
+        return Shown(data["where"][row], facts, tokens, parts=borders)
 
 
 def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:

@@ -67,12 +67,13 @@ def main() -> None:
 
 
 def _ours(workloads: Path, overrides: list[str], options: argparse.Namespace) -> dict[str, object]:
+    reward = f"{{kind: function, function: '{workloads}/reward.py:reward'}}"
     return ours(
         "llm/grpo",
         [
             f"model.path={workloads / 'llm'}", f"data.train={workloads / 'first.jsonl'}", "data.plain=true",
             f"data.batch.examples={PROMPTS}", "task.loss=dapo", f"rollout.num_generations={GENERATIONS}",
-            f"rollout.max_new_tokens={TOKENS}", f"rewards=[{{kind: function, function: '{workloads}/reward.py:reward'}}]",
+            f"rollout.max_new_tokens={TOKENS}", f"rewards=[{reward}]",
             "train.accumulate=1", "train.epochs=null", f"train.steps={options.steps + WARMUP}",
             "train.gradient_checkpointing=false", "train.precision='32'", "optim.schedule=linear", "optim.warmup=0",
             *overrides,

@@ -23,6 +23,7 @@ import transformers as hf
 from luthier.common import reading
 from luthier.common.checkpoint import directory
 from luthier.common.training.run import train
+from luthier.export.run import export
 
 WORDS = ["red", "ball", "lamp", "spoon", "move", "drop", "take", "the", "a", "now", "today", "upstairs"]
 
@@ -71,6 +72,49 @@ def whisper_model(folder: Path) -> str:
     return str(folder)
 
 
+def long_whisper(folder: Path) -> str:
+    """The same with the context of 30 s that all real ones have, and without languages, which CTranslate2 tells by the
+    size of the vocabulary."""
+    from luthier.modalities.asr.demo import model
+
+    kept, model.CHUNK_SECONDS = model.CHUNK_SECONDS, 30
+    try:
+        whisper_model(folder)
+    finally:
+        model.CHUNK_SECONDS = kept
+    file = folder / "generation_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({**settings, "is_multilingual": False, "lang_to_id": None, "task_to_id": None}))
+    return str(folder)
+
+
+def paraformer(folder: Path) -> str:
+    """A small Paraformer without dropout."""
+    import yaml
+
+    from luthier.modalities.asr.paraformer.toy import make_model
+
+    make_model(folder, [sentence(number) for number in range(12)])
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    for part in ("encoder_conf", "decoder_conf"):
+        rates = {name: 0.0 for name in config[part] if name.endswith("dropout_rate")}
+        config[part] |= {"num_blocks": 2, "linear_units": 128, **rates}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return str(folder)
+
+
+def conformer(folder: Path) -> str:
+    """NeMo's configuration of a small Conformer for CTC without dropout."""
+    import yaml
+
+    from luthier.modalities.asr.nemo.toy import conformer_ctc
+
+    config = conformer_ctc(width=32, layers=1, heads=2, kernel=5)
+    config["encoder"] |= {name: 0.0 for name in config["encoder"] if name.startswith("dropout")}
+    (folder / "model.yaml").write_text(yaml.safe_dump(config))
+    return str(folder / "model.yaml")
+
+
 def bert(folder: Path, kind: str) -> str:
     """A small BERT of transformers."""
     signs = [*string.ascii_lowercase, *string.digits]
@@ -84,11 +128,41 @@ def bert(folder: Path, kind: str) -> str:
     return str(folder)
 
 
+def ctc_model(folder: Path, family: str = "wav2vec2") -> str:
+    """A small wav2vec 2.0, or a w2v-BERT, which hears mel features."""
+    tokens = ["<pad>", "<s>", "</s>", "<unk>", "|", *string.ascii_lowercase]
+    (folder / "vocab.json").write_text(json.dumps({token: at for at, token in enumerate(tokens)}))
+    spoken = hf.Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
+    rates = [f"{part}_dropout" for part in ("attention", "hidden", "activation", "feat_proj", "final")]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48,
+             "vocab_size": len(tokens), "pad_token_id": 0, "initializer_range": 0.2,
+             **dict.fromkeys(rates, 0.0)}  # fmt: skip
+    torch.manual_seed(0)
+    if family == "wav2vec2":
+        convolutions = {"conv_dim": (16, 16), "conv_stride": (10, 32), "conv_kernel": (20, 40),
+                        "num_feat_extract_layers": 2, "feat_extract_norm": "layer", "do_stable_layer_norm": True,
+                        "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}  # fmt: skip
+        model: Any = hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**sizes, **convolutions))
+        processor: Any = hf.Wav2Vec2Processor(hf.Wav2Vec2FeatureExtractor(return_attention_mask=True), spoken)
+    else:
+        config = hf.Wav2Vec2BertConfig(**sizes, feature_projection_input_dim=160, conv_depthwise_kernel_size=5)
+        model = hf.Wav2Vec2BertForCTC(config)
+        processor = hf.Wav2Vec2BertProcessor(hf.SeamlessM4TFeatureExtractor(padding_value=1), spoken)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return str(folder)
+
+
 MODELS: dict[str, Callable[[Path], str]] = {
     "llm": language_model,
     "llm-untied": lambda folder: language_model(folder, tied=False),
     "llm-gpt2": plain_model,
     "whisper": whisper_model,
+    "whisper-30s": long_whisper,
+    "ctc": ctc_model,
+    "paraformer": paraformer,
+    "conformer": conformer,
+    "ctc-mel": lambda folder: ctc_model(folder, "w2v-bert"),
     "bert": lambda folder: bert(folder, "BertModel"),
     "bert-mlm": lambda folder: bert(folder, "BertForMaskedLM"),
 }
@@ -138,6 +212,9 @@ KINDS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "llm.dpo": ("llm", preferences, {}),
     "llm.reward": ("llm", preferences, {}),
     "asr.whisper": ("whisper", recordings, {}),
+    "asr.ctc": ("ctc", recordings, {}),
+    "asr.paraformer": ("paraformer", recordings, {}),
+    "asr.nemo": ("conformer", recordings, {}),
     "embedding.dense": ("bert", pairs, {}),
     "embedding.sparse": ("bert-mlm", pairs, {}),
     "embedding.multi_vector": ("bert", pairs, {}),
@@ -171,6 +248,19 @@ def checkpoint_of(base_of, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return make
 
 
+@pytest.fixture(scope="session")
+def exported(checkpoint_of, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, dict[str, Any]]]:
+    """`exported(kind, format, *overrides, dtype=None, model=None)`: an artifact, made once, and its parity report."""
+
+    @cache
+    def make(kind: str, format: str, *overrides: str, dtype: str | None = None, model: str | None = None) -> Any:
+        checkpoint = checkpoint_of(kind, *overrides, **({"model": model} if model else {}))  # one call, one training
+        place = export(checkpoint, format, tmp_path_factory.mktemp("artifact") / format, dtype=dtype, inputs=4)
+        return place, json.loads((place / "parity.json").read_text())
+
+    return make
+
+
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
@@ -183,18 +273,21 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """`outside(code, *arguments)`: what a script prints as JSON, run in a process that can't import our package."""
+    """`outside(code, *arguments)`: what a script prints as JSON, run once by a process without our package."""
 
+    @cache
     def run(code: str, *arguments: object) -> Any:
         folder = tmp_path_factory.mktemp("outside")
         script = folder / "script.py"
         script.write_text(
             "import sys\nsys.modules['luthier'] = None  # importing it is an error\n"
-            "import json, pathlib\nimport numpy as np\nimport torch\ntorch.set_num_threads(1)\n" + code
+            "import json, pathlib\nimport numpy as np\n"
+            + ("import torch\ntorch.set_num_threads(1)\n" if "torch" in code else "")
+            + code
         )
         done = subprocess.run(
             [sys.executable, str(script), *map(str, arguments)],
-            capture_output=True, text=True, timeout=300, cwd=folder,
+            capture_output=True, text=True, timeout=900, cwd=folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

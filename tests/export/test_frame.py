@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from luthier.common import licenses
 from luthier.common.cli import main
 from luthier.common.errors import ExportError, LuthierError, RecipeError
 from luthier.common.exportable import Output
-from luthier.export import card, formats, hub, licenses, parity
+from luthier.export import card, formats, hub, parity
 from luthier.export.run import export
 from luthier.export.targets import merged as merged_target
 
@@ -94,7 +95,7 @@ def test_what_can_t_be_is_refused_before_anything_is_written(checkpoint_of, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_only_what_is_asked_for_is_uploaded(checkpoint_of, tmp_path: Path, monkeypatch) -> None:
+def test_only_what_is_asked_for_is_uploaded(exported, monkeypatch) -> None:
     import huggingface_hub
 
     done: list[tuple[str, Any]] = []
@@ -103,7 +104,7 @@ def test_only_what_is_asked_for_is_uploaded(checkpoint_of, tmp_path: Path, monke
         upload_folder=lambda **options: done.append(("upload", options)),
     )
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
-    place = export(checkpoint_of("llm.sft"), "merged", tmp_path / "out", inputs=1)
+    place, _ = exported("llm.sft", "merged")
     assert not done
     assert hub.push(place, "me/model") == "address"
     assert done[0] == ("create", {"private": True, "exist_ok": True})
@@ -152,8 +153,8 @@ def test_what_is_above_its_tolerance(largest: float, dtype: str, after: float, s
 # ------------------------------------------------------------------------------------------------ the card
 
 
-def test_the_card_says_what_it_is_and_no_secret(checkpoint_of, base_of, tmp_path: Path) -> None:
-    place = export(checkpoint_of("llm.sft"), "merged", tmp_path / "out", inputs=1)
+def test_the_card_says_what_it_is_and_no_secret(exported, checkpoint_of, base_of) -> None:
+    place, _ = exported("llm.sft", "merged")
     text = (place / "README.md").read_text()
     known = licenses.head(text)
     assert known["library_name"] == "transformers"
@@ -164,7 +165,7 @@ def test_the_card_says_what_it_is_and_no_secret(checkpoint_of, base_of, tmp_path
     for part in (digests, run["model"]["sha256"], run["versions"]["torch"], "vllm serve PATH", "unknown", "| loss |"):
         assert part in text, part
     assert str(Path(base_of("llm")).parent) not in text, "no folder of this machine"
-    assert str(tmp_path) not in text
+    assert str(place.parent) not in text
 
 
 def test_secrets_are_left_out() -> None:
@@ -180,23 +181,6 @@ def test_secrets_are_left_out() -> None:
         "hf_token": "(left out)", "data": {"path": "s3://host/x", "api_key": "(left out)"}, "max_new_tokens": 5,
         "list": ["b"],
     }  # fmt: skip
-
-
-def test_licenses_are_read_and_compared(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n# x\n")
-    assert licenses.stated_by(str(tmp_path)) == "cc-by-nc-4.0"
-    (tmp_path / "rows.jsonl").write_text("")
-    assert licenses.stated_by(str(tmp_path / "rows.jsonl")) == "cc-by-nc-4.0"
-    assert licenses.stated_by("someone/on-the-hub") is None
-    both = licenses.verdict({"base": "apache-2.0", "rows": "cc-by-nc-4.0"})
-    assert both.usable is True
-    assert "No commercial use, by the license of: rows." in both.lines
-    assert licenses.verdict({"base": "mit", "rows": None}).usable is None
-    assert "rows (unknown)" in licenses.verdict({"base": "mit", "rows": None}).lines[0]
-    assert licenses.verdict({"base": "cc-by-nd-4.0", "rows": "mit"}).usable is False
-    assert licenses.verdict({"base": "gpl-3.0", "rows": "cc-by-sa-4.0"}).usable is False, "each asks for itself"
-    assert licenses.verdict({"base": "apache-2.0", "rows": "cc-by-sa-4.0"}).output == "cc-by-sa-4.0"
-    assert licenses.verdict({"base": "mit", "rows": "mit"}).output == "mit"
 
 
 # ------------------------------------------------------------------------------------------------ the command line

@@ -12,7 +12,6 @@ import torch
 import transformers as hf
 
 from luthier.common.errors import ExportError
-from luthier.export.run import export
 from luthier.export.source import Source
 from luthier.export.targets import gguf
 
@@ -31,13 +30,13 @@ print(json.dumps({"logits": logits, "ids": tokenizer(TEXT).input_ids}))
 """.replace("TEXT", repr(TEXT))
 
 
+@pytest.mark.serves("gguf", "llm.sft", "transformers' reader")
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("float16", 2.0**-7), ("q8_0", 2.0**-4)])
-def test_a_trained_llama(dtype: str, bound: float, checkpoint_of, outside, tmp_path: Path) -> None:
-    place = export(checkpoint_of("llm.sft", model="llm-gpt2"), "gguf", tmp_path / "out", dtype=dtype, inputs=3)
-    report = json.loads((place / "parity.json").read_text())
+def test_a_trained_llama(dtype: str, bound: float, exported, outside) -> None:
+    place, report = exported("llm.sft", "gguf", dtype=dtype, model="llm-gpt2")
     assert report["usable"]
     assert report["metrics"]["loss"]["artifact"] == pytest.approx(report["metrics"]["loss"]["trained"], abs=0.02)
-    whole = export(checkpoint_of("llm.sft", model="llm-gpt2"), "merged", tmp_path / "whole", inputs=1)
+    whole, _ = exported("llm.sft", "merged", model="llm-gpt2")
     ids = json.dumps(list(range(5, 25)))
     found, expected = outside(READ, place, ids, "gguf"), outside(READ, whole, ids)
     scale = np.abs(expected["logits"]).max()

@@ -1,14 +1,12 @@
-"""Embedding models and rerankers in the runtimes that serve them."""
+"""Embedding models and rerankers in the runtimes that serve them, in a process that does not know us."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-
-from luthier.export.run import export
 
 pytestmark = pytest.mark.slow  # each starts the runtime that serves it in a process of its own
 
@@ -18,92 +16,134 @@ LORA = ("model.lora.rank=4", "model.lora.target_modules=[query, value]")
 
 TORCH = """
 import sentence_transformers
-model = getattr(sentence_transformers, sys.argv[2])(sys.argv[1], device="cpu")
-texts = json.loads(sys.argv[3])
-if sys.argv[2] == "CrossEncoder":
-    found = model.predict([tuple(pair) for pair in texts], activation_fn=torch.nn.Identity())
-elif sys.argv[2] == "MultiVectorEncoder":
-    found = np.concatenate([np.asarray(row.cpu()) for row in model.encode(texts)])
-else:
-    found = model.encode(texts, convert_to_tensor=True)
-    found = found.to_dense() if found.is_sparse else found
-print(json.dumps(np.asarray(found.cpu() if hasattr(found, "cpu") else found).tolist()))
+rows = []
+for folder, loader, texts in json.loads(sys.argv[1]):
+    model = getattr(sentence_transformers, loader)(folder, device="cpu")
+    if loader == "CrossEncoder":
+        found = model.predict([tuple(pair) for pair in texts], activation_fn=torch.nn.Identity())
+    elif loader == "MultiVectorEncoder":
+        found = np.concatenate([np.asarray(row.cpu()) for row in model.encode(texts)])
+    else:
+        found = model.encode(texts, convert_to_tensor=True)
+        found = found.to_dense() if found.is_sparse else found
+    rows.append(np.asarray(found.cpu() if hasattr(found, "cpu") else found).tolist())
+print(json.dumps(rows))
 """
-ONNX = """
+GRAPHS = """
 import onnxruntime
 from tokenizers import Tokenizer
-folder = pathlib.Path(sys.argv[1])
-tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-tokenizer.enable_padding()
-rows = tokenizer.encode_batch([tuple(text) if isinstance(text, list) else text for text in json.loads(sys.argv[2])])
-session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
-given = {"input_ids": [r.ids for r in rows], "attention_mask": [r.attention_mask for r in rows],
-         "token_type_ids": [r.type_ids for r in rows]}
-given = {one.name: np.array(given[one.name]) for one in session.get_inputs()}
-found = session.run(None, given)[0]
-print(json.dumps(found.tolist()))
+rows = []
+for place, _, texts in json.loads(sys.argv[1]):
+    folder = pathlib.Path(place)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding()
+    made = tokenizer.encode_batch([tuple(text) if isinstance(text, list) else text for text in texts])
+    given = {"input_ids": [r.ids for r in made], "attention_mask": [r.attention_mask for r in made],
+             "token_type_ids": [r.type_ids for r in made]}
+    if (folder / "model.onnx").exists():
+        session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+        found = session.run(None, {one.name: np.array(given[one.name]) for one in session.get_inputs()})[0]
+    else:
+        import openvino
+        options = {"INFERENCE_PRECISION_HINT": "f32"}
+        model = openvino.Core().compile_model(folder / "openvino_model.xml", "CPU", options)
+        found = model({one.get_any_name(): np.array(given[one.get_any_name()]) for one in model.inputs})[0]
+    rows.append(found.tolist())
+print(json.dumps(rows))
 """
 
 # kind: (class of sentence-transformers, texts)
-KINDS = {
+KINDS: dict[str, tuple[str, list[Any]]] = {
     "embedding.dense": ("SentenceTransformer", TEXTS),
     "embedding.sparse": ("SparseEncoder", TEXTS),
     "embedding.multi_vector": ("MultiVectorEncoder", TEXTS),
     "embedding.reranker": ("CrossEncoder", PAIRS),
 }
+GRAPHED = ("embedding.dense", "embedding.sparse", "embedding.reranker")
 
 
-@pytest.mark.parametrize(
-    ("kind", "lora"),
-    [(kind, lora) for kind in KINDS for lora in (False, True) if (kind, lora) != ("embedding.multi_vector", True)],
-)  # a multi-vector model trains no adapter, as its last layer would be lost
-def test_merged(kind: str, lora: bool, checkpoint_of, outside, tmp_path: Path) -> None:
-    """As sentence-transformers makes it of the checkpoint itself, there with the adapter beside the base."""
-    loader, texts = KINDS[kind]
-    checkpoint = checkpoint_of(kind, *(LORA if lora else ()))
-    place = export(checkpoint, "merged", tmp_path / "out", inputs=3)
-    assert json.loads((place / "parity.json").read_text())["usable"]
+def ask(outside: Any, script: str, places: list[tuple[str, Any]]) -> list[np.ndarray]:
+    """What models of these kinds make of the texts, all in one process."""
+    jobs = [(str(place), *KINDS[kind]) for kind, place in places]
+    return [np.array(row) for row in outside(script, json.dumps(jobs))]
+
+
+@pytest.mark.serves("merged", "embedding.dense", "sentence-transformers")
+@pytest.mark.serves("merged", "embedding.sparse", "sentence-transformers")
+@pytest.mark.serves("merged", "embedding.multi_vector", "sentence-transformers")
+@pytest.mark.serves("merged", "embedding.reranker", "sentence-transformers")
+def test_merged(exported, checkpoint_of, outside) -> None:
+    """As sentence-transformers makes it of the checkpoint itself."""
+    places = []
+    for kind in KINDS:
+        place, report = exported(kind, "merged")
+        assert report["usable"], kind
+        places += [(kind, place), (kind, checkpoint_of(kind) / "model")]
+    rows = ask(outside, TORCH, places)
+    for at, kind in enumerate(KINDS):
+        np.testing.assert_allclose(rows[2 * at], rows[2 * at + 1], atol=1e-5, err_msg=kind)
+
+
+@pytest.mark.serves("adapter", "embedding.dense", "sentence-transformers")
+@pytest.mark.serves("adapter", "embedding.reranker", "sentence-transformers")
+@pytest.mark.parametrize("kind", ["embedding.dense", "embedding.reranker"])
+def test_the_adapter_alone_and_merged(kind: str, exported, outside) -> None:
+    """The adapter's folder, which says what its base is, gives what the merged model gives."""
+    place, report = exported(kind, "adapter", *LORA)
+    assert report["usable"]
+    merged, report = exported(kind, "merged", *LORA)
+    assert report["usable"]
+    assert not (merged / "adapter_config.json").exists()
+    found, expected = ask(outside, TORCH, [(kind, place), (kind, merged)])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_sparse_adapter_is_merged(exported) -> None:
+    """sentence-transformers does not load it by itself: the comparison with the trained model is all there is."""
+    place, report = exported("embedding.sparse", "merged", *LORA)
+    assert report["usable"]
     assert not (place / "adapter_config.json").exists()
-    found = outside(TORCH, place, loader, json.dumps(texts))
-    if lora and kind != "embedding.dense":  # the others don't load an adapter by themselves: parity is all there is
-        return
-    np.testing.assert_allclose(found, outside(TORCH, checkpoint / "model", loader, json.dumps(texts)), atol=1e-5)
 
 
-def test_the_adapter_alone(checkpoint_of, outside, tmp_path: Path) -> None:
-    checkpoint = checkpoint_of("embedding.dense", *LORA)
-    place = export(checkpoint, "adapter", tmp_path / "out", inputs=3)
-    report = json.loads((place / "parity.json").read_text())
-    assert report["usable"]
-    found = outside(TORCH, place, "SentenceTransformer", json.dumps(TEXTS))
-    merged = export(checkpoint, "merged", tmp_path / "merged", inputs=1)
-    np.testing.assert_allclose(found, outside(TORCH, merged, "SentenceTransformer", json.dumps(TEXTS)), atol=1e-5)
+@pytest.mark.serves("onnx", "embedding.dense", "onnxruntime")
+@pytest.mark.serves("onnx", "embedding.sparse", "onnxruntime")
+@pytest.mark.serves("onnx", "embedding.reranker", "onnxruntime")
+@pytest.mark.serves("openvino", "embedding.dense", "OpenVINO")
+@pytest.mark.serves("openvino", "embedding.sparse", "OpenVINO")
+@pytest.mark.serves("openvino", "embedding.reranker", "OpenVINO")
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+def test_graphs(format: str, exported, checkpoint_of, outside) -> None:
+    """By tokenizers and the runtime alone, padded, for other sizes than the graph was made with."""
+    if format == "openvino":
+        pytest.importorskip("openvino")
+    places, models = [], []
+    for kind in GRAPHED:
+        place, report = exported(kind, format)
+        assert report["usable"], kind
+        assert 0 < report["largest_difference"] <= report["allowed_difference"], kind
+        assert not list(place.glob("*.safetensors")), "the weights are in the graph"
+        places.append((kind, place))
+        models.append((kind, checkpoint_of(kind) / "model"))
+    for kind, found, expected in zip(GRAPHED, ask(outside, GRAPHS, places), ask(outside, TORCH, models), strict=True):
+        np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-4, err_msg=kind)
 
 
-@pytest.mark.parametrize("kind", ["embedding.dense", "embedding.sparse", "embedding.reranker"])
-def test_onnx(kind: str, checkpoint_of, outside, tmp_path: Path) -> None:
-    """By tokenizers and onnxruntime alone, padded, for other sizes than the graph was made with."""
-    loader, texts = KINDS[kind]
-    checkpoint = checkpoint_of(kind)
-    place = export(checkpoint, "onnx", tmp_path / "out", inputs=3)
-    report = json.loads((place / "parity.json").read_text())
-    assert report["usable"]
-    assert 0 < report["largest_difference"] <= report["allowed_difference"]
-    found = np.array(outside(ONNX, place, json.dumps(texts)))
-    expected = np.array(outside(TORCH, checkpoint / "model", loader, json.dumps(texts)))
-    np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-4)
-    assert not list(place.glob("*.safetensors")), "the weights are in the graph"
-
-
-def test_onnx_in_8_bits_is_smaller_and_evaluated_again(checkpoint_of, outside, tmp_path: Path) -> None:
-    checkpoint = checkpoint_of("embedding.dense")
-    whole = export(checkpoint, "onnx", tmp_path / "whole", inputs=2)
-    place = export(checkpoint, "onnx", tmp_path / "out", dtype="int8", inputs=2)
-    report = json.loads((place / "parity.json").read_text())
+def test_onnx_in_8_bits_is_smaller_and_evaluated_again(exported, outside) -> None:
+    whole, _ = exported("embedding.dense", "onnx")
+    place, report = exported("embedding.dense", "onnx", dtype="int8")
     assert report["usable"]
     assert report["largest_difference"] > 1e-4
     assert report["metrics"][report["deciding_metric"]]["artifact"] is not None
     assert (place / "model.onnx").stat().st_size < (whole / "model.onnx").stat().st_size
-    found, expected = (np.array(outside(ONNX, one, json.dumps(TEXTS))) for one in (place, whole))
+    found, expected = ask(outside, GRAPHS, [("embedding.dense", place), ("embedding.dense", whole)])
     norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     assert ((found * expected).sum(1) / norms).min() > 0.98
+
+
+def test_openvino_in_16_bits(exported) -> None:
+    pytest.importorskip("openvino")
+    whole, _ = exported("embedding.dense", "openvino")
+    place, report = exported("embedding.dense", "openvino", dtype="float16")
+    assert report["usable"]
+    assert report["largest_difference"] > 0
+    assert (place / "openvino_model.bin").stat().st_size < 0.7 * (whole / "openvino_model.bin").stat().st_size

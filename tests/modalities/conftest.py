@@ -5,6 +5,7 @@ Those of language and embedding models have their own `recipe_of`, a recipe for 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -18,9 +19,11 @@ from lightning.pytorch import Callback
 from safetensors.torch import load_file
 
 from luthier.common import kinds
+from luthier.common.check import check
 from luthier.common.checkpoint import directory
 from luthier.common.data.plan import Planned
 from luthier.common.data.processing import Batch, PlannedData
+from luthier.common.errors import LuthierError
 from luthier.common.training import curves, data
 
 
@@ -44,6 +47,50 @@ def task_of(recipe_of) -> Callable[..., SimpleNamespace]:
         )
 
     return make
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """`checked(recipe, fast=True)`: what `luthier check` wrote for machines."""
+
+    def run(recipe: Any, fast: bool = True) -> dict[str, Any]:
+        file = tmp_path / "check.json"
+        passed = check(recipe, fast, file)
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        assert found["passed"] == passed
+        return found
+
+    return run
+
+
+@pytest.fixture
+def failures(checked) -> Callable[..., list[str]]:
+    """`failures(make)`: what the check says against the recipe that `make` gives, or what reading it says."""
+
+    def of(make: Callable[[], Any], fast: bool = True) -> list[str]:
+        try:
+            recipe = make()
+        except LuthierError as error:
+            return [error.told]
+        answers = [answer for question in checked(recipe, fast)["questions"] for answer in question["answers"]]
+        failed = [answer for answer in answers if answer["state"] == "fail"]
+        assert all(answer["do"] for answer in failed), "what is to be done is not said"
+        return [answer["found"] for answer in failed]
+
+    return of
+
+
+@pytest.fixture
+def finds_nothing(failures) -> Callable[[Any], bool]:
+    """Whether the check has nothing against a recipe, but for what it is judged by: small ones are often judged by what
+    they are trained on."""
+
+    def of(recipe: Any) -> bool:
+        data = recipe.data.model_copy(update={"validation": (), "regression": (), "test": ()})
+        assert failures(lambda: recipe.model_copy(update={"data": data})) == []
+        return True
+
+    return of
 
 
 @pytest.fixture(scope="session")

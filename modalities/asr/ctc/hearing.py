@@ -3,16 +3,14 @@ and the pieces of streaming."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ....common.errors import ModelError, unreadable_model
-from ..audio import Wave
+from ....common.errors import unreadable_model
+from ..extractor import Extractor
 from .config import StreamSection
 from .model import frames
 from .vocabulary import FAMILY
@@ -35,8 +33,8 @@ class Piece:
     end: int | None = None
 
 
-class Hearing:
-    """What a model hears of samples.
+class Hearing(Extractor):
+    """What a model hears of samples, and the frames that it makes of them.
 
     Args:
         path: directory with the feature extractor.
@@ -47,18 +45,10 @@ class Hearing:
         from transformers import AutoFeatureExtractor
 
         try:
-            self.extractor: Any = AutoFeatureExtractor.from_pretrained(path)
+            super().__init__(AutoFeatureExtractor.from_pretrained(path))
         except (OSError, ValueError) as error:
             raise unreadable_model(path, error, FAMILY) from error
         self.config = config
-        self.rate = int(self.extractor.sampling_rate)
-        self.raw = self.extractor.model_input_names[0] == "input_values"
-        if float(self.extractor.padding_value) != 0.0 and self.raw:
-            raise ModelError(
-                "a feature extractor that pads with another value than 0 is not supported",
-                where="model.path",
-                given=self.extractor.padding_value,
-            )
         self.frames = lru_cache(maxsize=1 << 16)(self._frames)
         self.samples_per_frame = 20 * self.rate // (self.frames(40 * self.rate) - self.frames(20 * self.rate))
 
@@ -68,22 +58,6 @@ class Hearing:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.frames = lru_cache(maxsize=1 << 16)(self._frames)
-
-    @property
-    def settings(self) -> str:
-        """All that decides the features, as a text for cache keys."""
-        return f"{type(self.extractor).__name__} {self.extractor.to_json_string()}"
-
-    def __call__(self, wave: Wave) -> Tensor:
-        """Features [F, T] of samples [N]: samples as one feature ([1, N], normalised over these alone) or mel bins."""
-        if self.raw:
-            found = self.extractor(wave, sampling_rate=self.rate, return_tensors="np").input_values
-            samples: Tensor = torch.as_tensor(found[0], dtype=torch.float32)[None]
-            return samples
-        given = self.extractor([wave], sampling_rate=self.rate, return_tensors="pt", return_attention_mask=True)
-        real = int(given.attention_mask[0].sum())
-        features: Tensor = given.input_features[0, :real]
-        return features.float().T.contiguous()
 
     def _frames(self, samples: int) -> int:
         """Frames of the model's output for so many samples."""
@@ -125,15 +99,3 @@ class Hearing:
         while self.frames(samples) < number:
             samples += self.samples_per_frame
         return samples
-
-
-def batch(features: Sequence[Tensor], raw: bool) -> tuple[Tensor, Tensor]:
-    """Inputs padded with zeros, samples [B, N] or features [B, T, F], and their lengths [B].
-
-    Args:
-        features: [F, T] of each.
-        raw: whether they are samples.
-    """
-    lengths = torch.tensor([item.shape[1] for item in features])
-    padded = torch.nn.utils.rnn.pad_sequence([item.T for item in features], batch_first=True)
-    return (padded[..., 0] if raw else padded), lengths

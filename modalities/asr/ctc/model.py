@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ....common.adapters import adapted
 from ....common.errors import ModelError, unreadable_model
+from ..real_norm import RealGroupNorm
 from .config import Config
 from .vocabulary import FAMILY, Vocabulary
 
@@ -23,35 +24,6 @@ PADDED = {
 
 HEADS = ("lm_head", "ctc_head")
 _LENGTHS = ("_get_feat_extract_output_lengths", "_get_subsampling_output_length")
-
-
-class RealGroupNorm(nn.GroupNorm):
-    """GroupNorm over time (a group for each channel) that counts real frames only.
-
-    transformers' wav2vec 2.0 of this kind (`feat_extract_norm: group`) takes the statistics over the padding too, so
-    that an example's output depends on its batch; here it is what the model gives for the example alone.
-    """
-
-    real: Tensor | None = None
-    """[B] frames of real audio; None: all."""
-
-    @classmethod
-    def of(cls, norm: nn.GroupNorm) -> RealGroupNorm:
-        """The same layer with the same parameters."""
-        made = cls(norm.num_groups, norm.num_channels, norm.eps, norm.affine)
-        made.weight, made.bias = norm.weight, norm.bias
-        return made
-
-    def forward(self, hidden: Tensor) -> Tensor:  # [B, D, T]
-        if self.real is None:
-            return super().forward(hidden)
-        real = self.real[:, None, None]
-        mask = torch.arange(hidden.shape[2], device=hidden.device) < real
-        values = hidden.float() * mask
-        mean = values.sum(2, keepdim=True) / real
-        spread = ((values - mean) * mask).square().sum(2, keepdim=True) / real
-        normed = (values - mean) * torch.rsqrt(spread + self.eps)
-        return (normed * self.weight[:, None] + self.bias[:, None]).to(hidden.dtype)
 
 
 def load_model(recipe: Config, weights: Path | None, vocabulary: Vocabulary) -> tuple[nn.Module, Any]:

@@ -14,11 +14,12 @@ from torch import Tensor
 from ....common.data.processing import Shown
 from ....common.errors import BadExample, ModelError
 from ..audio import Wave, read
+from ..extractor import batch
 from ..features import draw
 from ..processing import SpeechProcessing, check_alignable
 from ..utterance import Utterance
 from .config import Config
-from .hearing import Hearing, Piece, batch
+from .hearing import Hearing, Piece
 from .model import load_config
 from .spelling import Labels
 from .vocabulary import vocabulary

@@ -58,7 +58,7 @@ class Task(SpeechTask):
 
     def loss(self, data: dict[str, Any]) -> LossSum:
         """CTC loss of the transcripts; what is counted are their labels."""
-        logits, frames = run(self.ctc, data["features"], data["lengths"])
+        logits, frames = self.run(data["features"], data["lengths"])
         loss = self._ctc_loss(logits, frames, data)
         if self.training and self.recipe.model.layerdrop:  # DDP waits for the gradients of layers that were left out
             loss = LossSum(loss.sum + self._zero(), loss.count)
@@ -84,9 +84,13 @@ class Task(SpeechTask):
             records.append(self.record(utterance, text, language, words))
         return Predicted(records, self._ctc_loss(logits, frames, data))
 
+    def run(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, T, V] of padded inputs, and their frames [B]."""
+        return run(self.ctc, features, lengths)
+
     def heard(self, data: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Logits [B, T, V] of a batch's utterances and their frames [B]; of pieces, what is kept of them, joined."""
-        logits, frames = run(self.ctc, data["features"], data["lengths"])
+        logits, frames = self.run(data["features"], data["lengths"])
         pieces = [piece for utterance in data["pieces"] for piece in utterance]
         if len(pieces) == len(data["pieces"]):
             return logits, frames
@@ -122,13 +126,18 @@ class Task(SpeechTask):
 
         tokenizer, extractor = self.processing.vocabulary.tokenizer, self.processing.hearing.extractor
         # PEFT would look for embeddings of tokens, which these models have not, where the vocabulary has grown.
-        self.model.save_pretrained(directory, **({"save_embedding_layers": False} if self.recipe.model.lora else {}))
+        self.model.save_pretrained(directory, **({} if self.model is self.ctc else {"save_embedding_layers": False}))
         name = names.get(self.ctc.config.model_type) or "Wav2Vec2Processor"
         getattr(transformers, name)(extractor, tokenizer).save_pretrained(directory)
         # transformers 5 puts these settings into processor_config.json only; other programs read them here.
         extractor.save_pretrained(directory)
         if self.recipe.model.train_adapter:
             self._save_adapter(directory)
+
+    def exportable(self) -> Any:
+        from .export import CtcExport
+
+        return CtcExport(self)
 
     def _save_adapter(self, directory: Path) -> None:
         """MMS's form: adapter and output layer in a file of their own, beside the whole model."""

@@ -120,8 +120,13 @@ class Task(SpeechTask):
 
     # ------------------------------------------------------------------ saving
 
+    def exportable(self) -> Any:
+        from .export import NemoExport
+
+        return NemoExport(self)
+
     def save_pretrained(self, directory: Path) -> None:
-        if self.recipe.model.lora is not None:
+        if self.model is not self.nemo:
             self.model.save_pretrained(directory)
             return
         self.nemo.save_to(str(directory / SAVED))

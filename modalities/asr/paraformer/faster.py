@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .network import hasten_network
+
 _ROUNDING = 1e-4
 """How much of a token's weight may be missing where it ends: weights are scaled to sum up to a whole number, which
 float32 reaches only nearly."""
@@ -21,6 +23,7 @@ float32 reaches only nearly."""
 
 def hasten(model: Any) -> None:
     """Give a FunASR model the faster parts, as far as it has what they replace."""
+    hasten_network(model)
     from funasr.losses.label_smoothing_loss import LabelSmoothingLoss  # type: ignore[import-untyped]
     from funasr.models.ctc.ctc import CTC  # type: ignore[import-untyped]
     from funasr.models.paraformer.cif_predictor import (  # type: ignore[import-untyped]

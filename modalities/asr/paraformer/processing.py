@@ -16,7 +16,7 @@ from ....common.errors import BadExample
 from .. import manifest
 from ..audio import Wave
 from ..features import draw
-from ..processing import SpeechProcessing, check_alignable
+from ..processing import SpeechProcessing, frames_for_ctc
 from ..utterance import Utterance
 from .config import Config
 from .directory import Directory
@@ -125,8 +125,6 @@ class ParaformerProcessing(SpeechProcessing):
             )  # fmt: skip
         if not ids:
             raise BadExample("no_tokens", "no token is left of the text", where=utterance.where, given=repr(text))
-        if self.has_ctc:
-            check_alignable(utterance, ids, positions)
         if positions < len(ids) + self.closing:  # each token takes a whole frame's weight
             raise BadExample(
                 "too_short_for_its_text", "the audio has fewer frames than its text has tokens", where=utterance.where,
@@ -134,8 +132,14 @@ class ParaformerProcessing(SpeechProcessing):
             )  # fmt: skip
 
     def notes(self, example: Utterance) -> Mapping[str, int]:
-        unknown = len(self.tokens.unknown(self.tokens.text(example)))
-        return {"unknown tokens": unknown} if unknown else {}
+        """Unknown tokens; and rows that have too few frames for CTC only: they teach the decoder all the same."""
+        text = self.tokens.text(example)
+        found = {"unknown tokens": len(self.tokens.unknown(text))}
+        if self.has_ctc:
+            positions = self.positions(self.frontend.frames(self.shortest(example)))
+            short = frames_for_ctc(self.tokens.encode(text)) > positions
+            found["rows without a CTC loss, too short for it"] = int(short)
+        return {name: number for name, number in found.items() if number}
 
     # ------------------------------------------------------------------ encoding
 

@@ -129,11 +129,16 @@ class Task(SpeechTask):
 
     # ------------------------------------------------------------------ saving
 
+    def exportable(self) -> Any:
+        from .export import ParaformerExport
+
+        return ParaformerExport(self)
+
     def save_pretrained(self, directory: Path) -> None:
         """FunASR's own form; with an adapter, that of PEFT beside the configuration and the token list."""
         tokens = self.processing.tokens
         write(self.processing.directory, directory, tokens.listed, tokens.seg_dict)
-        if self.recipe.model.lora is not None:
+        if self.model is not self.paraformer:
             self.model.save_pretrained(directory)
         else:
             state = {name: value.detach().cpu() for name, value in self.paraformer.state_dict().items()}

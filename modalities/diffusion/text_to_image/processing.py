@@ -4,7 +4,7 @@ them, else to pixels and texts. Runs in the data workers and holds no weights.""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ....common.data.processing import Processing, Shown
-from ....common.errors import BadExample, RecipeError
+from ....common.errors import BadExample, DataError, LuthierError, RecipeError
 from ....common.recipe import Source
 from .. import buckets, captions, class_images, images
 from ..cache import TensorCache, key
 from ..model import Facts, facts, tokenizer
 from ..pictures import Picture, examined, pictures, unchanged
+from ..sampling import png
 from .config import Config
 
 
@@ -105,6 +106,19 @@ class ImageProcessing(Processing[Picture]):
         found = examined(example, self.recipe.data.image, self.sizes)
         cut = self._cut(captions.varied(caption, self.recipe.data.captions, None))
         return [replace(found, caption=caption, notes={**found.notes, **({"caption tokens cut": cut} if cut else {})})]
+
+    def contents(self, example: Picture) -> Iterable[Hashable]:
+        return (example.digest,)
+
+    def doubts(self, examples: Sequence[Picture]) -> Iterable[LuthierError]:
+        empty = [one.where for one in examples if not (one.caption or "").strip()]
+        if empty and self.recipe.data.captions.default is None:
+            yield DataError(
+                "captions are empty",
+                where="data.train",
+                given=f"{len(empty)} of {len(examples)} pictures, such as {empty[0]}",
+                do="write them, or set data.captions.default to what they are to be",
+            )
 
     def load_prior(self) -> None:
         """Check the class images, which training examples are accompanied by from then on."""
@@ -242,6 +256,21 @@ class ImageProcessing(Processing[Picture]):
             others = [at for at in range(len(data["texts"])) if at not in data["cached"]]
             drawn = data["pixels"][others.index(row)].float().mean(0).cpu().numpy()
         return Shown(picture.where, facts_of, [(data["texts"][row], True)], images.draw(drawn))
+
+    def beside(self, data: Any, row: int) -> Mapping[str, bytes | str]:
+        """The picture as it is cropped, and the tokens of its caption."""
+        from PIL import Image
+
+        image, _ = unchanged(data["pictures"][row], self.recipe.data.image.background)
+        pixels = buckets.cropped(image, data["crops"][row]).transpose(1, 2, 0)
+        ids = self.words(data["texts"][row], truncation=False, verbose=False).input_ids
+        read, cut = ids[: self.longest], ids[self.longest :]
+        pieces = " | ".join(self.words.convert_ids_to_tokens(read))
+        return {
+            "caption tokens": f"{len(read)}: {pieces}",
+            **({"caption tokens cut": " | ".join(self.words.convert_ids_to_tokens(cut))} if cut else {}),
+            "picture.png": png(Image.fromarray(pixels)),
+        }
 
 
 def _seed(item: Encoded) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ....common import task
 from ....common.data.processing import Batch
+from ....common.evaluation.each import Each
 from ....common.evaluation.run import autocast
 from ....common.task import LossSum, Predicted
 from .. import adapters, class_images, clip, losses, noise, timesteps
@@ -45,7 +46,7 @@ class Judged:
 class Task(task.Task):
     """Trains a text-to-image model: an adapter, new words, or its denoiser."""
 
-    metrics: ClassVar[dict[str, str]] = {"loss": "min", "clip_score": "max"}
+    metrics: ClassVar[dict[str, str]] = {"loss": "min", **clip.METRICS}
 
     recipe: Config
     processing: ImageProcessing
@@ -203,8 +204,11 @@ class Task(task.Task):
         if section is not None:
             self._pictures = self._sampled()
             if section.clip is not None:
-                found["clip_score"] = clip.score(section.clip, self._pictures, section.prompts, self.device)
+                found |= clip.scores(section.clip, self._pictures, section.prompts, self.device)
         return found
+
+    def each(self, records: Sequence[Any]) -> list[Each]:
+        return [Each(one.where, {"loss": (sum(one.losses) / len(one.losses), 1.0)}, one.fields) for one in records]
 
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
         """The pictures of the last evaluation as PNG files, on the left the base model's where there is one."""
@@ -245,6 +249,11 @@ class Task(task.Task):
     def save_pretrained(self, directory: Path) -> None:
         with self._averaged():
             self.parts.save(directory)
+
+    def exportable(self) -> Any:
+        from .export import ImageExport
+
+        return ImageExport(self)
 
 
 def _mean(rows: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Encoded:
         source: data set.
         fields: what it may be sliced by.
         texts: tokens of the query, if there is one, and of each document.
+        where: place of the row.
     """
 
     query: np.ndarray | None
@@ -44,6 +45,7 @@ class Encoded:
     source: int
     fields: Mapping[str, Any]
     texts: tuple[np.ndarray, ...]
+    where: str = ""
 
 
 def encoded(data: dict[str, Any], vectors: np.ndarray) -> list[Encoded]:
@@ -75,6 +77,7 @@ def encoded(data: dict[str, Any], vectors: np.ndarray) -> list[Encoded]:
                 data["source"],
                 data["fields"][row],
                 tuple(ids[text][: lengths[text]] for text in texts),
+                data["where"][row],
             )
         )
     return found

@@ -14,20 +14,15 @@ from ....common.errors import DataError
 from ....common.evaluation.run import spread
 from ..metrics import probes, quantized, retrieval, similarity
 from .encoded import Encoded, stacked
-from .names import RANKED, Of, by_slice
-from .pool_loss import pool_loss
+from .names import RANKED, Of
 
 if TYPE_CHECKING:
     from ..retriever import RetrieverTask
 
 
-def score(task: RetrieverTask, records: Sequence[Encoded]) -> dict[str, Any]:
-    """All metrics of an evaluation set, and the loss over a fixed pool of documents."""
-    families = [FAMILIES[name](task, records) for name in task.recipe.evaluate.metrics]
-    labels = [source.label for source in task.processing.sources]
-    found = by_slice(families, task.recipe.evaluate.slices, labels)
-    loss = pool_loss(task, records)
-    return found if loss is None else {**found, "loss": loss}
+def families(task: RetrieverTask, records: Sequence[Encoded]) -> list[tuple[Sequence[Any], Of]]:
+    """Rows of an evaluation set and what measures them, of each metric that is asked for."""
+    return [FAMILIES[name](task, records) for name in task.recipe.evaluate.metrics]
 
 
 # ---------------------------------------------------------------------- retrieval

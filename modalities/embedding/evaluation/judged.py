@@ -11,7 +11,7 @@ import numpy as np
 
 from ....common.errors import DataError
 from .families import correlated, reranked
-from .names import Of, by_slice
+from .names import Of
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Judged:
         source: data set.
         fields: what it may be sliced by.
         texts: tokens of query and document together, of each document.
+        where: place of the row.
     """
 
     scores: np.ndarray
@@ -33,6 +34,7 @@ class Judged:
     source: int
     fields: Mapping[str, Any]
     texts: tuple[np.ndarray, ...]
+    where: str = ""
 
 
 def judged(data: dict[str, Any], logits: np.ndarray) -> list[Judged]:
@@ -51,20 +53,20 @@ def judged(data: dict[str, Any], logits: np.ndarray) -> list[Judged]:
             data["source"],
             data["fields"][row],
             tuple(ids[documents[at]][: lengths[documents[at]]] for at in own[row]),
+            data["where"][row],
         )
         for row in range(len(data["queries"]))
     ]
 
 
-def score(records: Sequence[Judged], section: Any, labels: Sequence[str]) -> dict[str, Any]:
-    """All metrics of an evaluation set.
+def families(records: Sequence[Judged], section: Any) -> list[tuple[Sequence[Any], Of]]:
+    """Rows of an evaluation set and what measures them, of each metric that is asked for.
 
     Args:
         records: of the whole set; rows of the same query each with one document are one list.
         section: the recipe's evaluation.
-        labels: name of each data set.
     """
-    families = []
+    found = []
     for name in section.metrics:
         if name not in FAMILIES:
             raise DataError(
@@ -73,8 +75,8 @@ def score(records: Sequence[Judged], section: Any, labels: Sequence[str]) -> dic
                 given=name,
                 expected=", ".join(FAMILIES),
             )
-        families.append(FAMILIES[name](records, section))
-    return by_slice(families, section.slices, labels)
+        found.append(FAMILIES[name](records, section))
+    return found
 
 
 def _reranking(records: Sequence[Judged], section: Any) -> tuple[Sequence[Any], Of]:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
 
+from ....common.evaluation.each import Each
 from ..config import EmbeddingEvaluate, Metric
 from . import benchmarks
 
@@ -36,6 +37,35 @@ METRICS = {**metrics_of(EmbeddingEvaluate(metrics=get_args(Metric)))}
 
 Of = Callable[[Sequence[int]], dict[str, Any]]
 """Metrics of some of the rows."""
+
+
+MEANS = ("retrieval", "reranking", "triplet")
+"""Families whose metrics are means over the rows."""
+
+
+def each(
+    names: Iterable[str],
+    families: Iterable[tuple[Sequence[Any], Of]],
+    slices: Sequence[str],
+    labels: Sequence[str],
+) -> list[Each]:
+    """What each row adds to the metrics that are means; a family's rows stand after those of the one before.
+
+    Args:
+        names: of the families.
+        families: as of `by_slice`.
+        slices: fields.
+        labels: name of each data set.
+    """
+    found = []
+    for name, (rows, of) in zip(names, families, strict=True):
+        if name not in MEANS:
+            continue
+        for at, row in enumerate(rows):
+            parts = {metric: (float(value), 1.0) for metric, value in of([at]).items()}
+            fields = {one: labels[row.source] if one == "source" else row.fields.get(one) for one in slices}
+            found.append(Each(row.where, parts, fields))
+    return found
 
 
 def by_slice(

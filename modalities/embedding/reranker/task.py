@@ -77,7 +77,7 @@ class Task(EmbeddingTask):
         return Predicted(records, LossSum(found.total, float(found.count)))
 
     def score(self, records: Sequence[Any]) -> dict[str, Any]:
-        return judged.score(records, self.recipe.evaluate, [source.label for source in self.processing.sources])
+        return self.measured(judged.families(records, self.recipe.evaluate))
 
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
         return judged.samples(self, records, number)

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ....common.console import progress
 from ....common.data.plan import Bounds, cut
 from ....common.data.processing import Batch
+from ....common.evaluation.each import Each, Part
 from ....common.evaluation.run import autocast
 from ....common.losses import TokenLoss, chunk_rows
 from ....common.task import LossSum, Predicted
@@ -83,6 +84,10 @@ class Task(sft.Task):
     def metrics_of(cls, recipe: Any) -> dict[str, str]:
         """The divergence first, as it is what is learned."""
         return {"divergence": "min", **super().metrics_of(recipe)}
+
+    @property
+    def learns_from_itself(self) -> bool:
+        return bool(self.recipe.task.on_policy)
 
     # ------------------------------------------------------------------ teacher
 
@@ -240,6 +245,12 @@ class Task(sft.Task):
         count = sum(one.told.count for one in records)
         apart = sum(one.divergence for one in records) / count if count else float("nan")
         return {"divergence": apart, **super().means([one.told for one in records])}
+
+    def parts(self, record: Distilled) -> dict[str, Part]:
+        return {"divergence": (record.divergence, record.told.count), **super().parts(record.told)}
+
+    def each(self, records: Sequence[Distilled]) -> list[Each]:
+        return [Each(one.told.where, self.parts(one), one.told.fields) for one in records]
 
     def samples(self, records: Sequence[Distilled], number: int) -> list[dict[str, Any]]:
         return super().samples([one.told for one in records], number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -12,9 +12,9 @@ import torch
 
 from ....common.data.processing import Shown
 from ....common.data.rows import Cursor
-from ....common.errors import BadExample
+from ....common.errors import BadExample, LuthierError
 from ....common.recipe import Source
-from .. import preferences
+from .. import doubts, preferences
 from ..batch import Group, join_groups
 from ..chat import encode_plain
 from ..conversation import Conversation, Text
@@ -88,6 +88,20 @@ class PreferenceProcessing(ChatProcessing):
             item = item.as_conversation()
         return self.chat.encode(item)
 
+    def contents(self, example: Any) -> Iterable[Hashable]:
+        return (example.group.document(0).ids.tobytes(),)
+
+    def doubts(self, examples: Sequence[Any]) -> Iterable[LuthierError]:
+        yield from super().doubts(examples)
+        yield from doubts.of_labels([one.label for one in examples])
+
+    def _answers(self, examples: Sequence[Any]) -> Iterable[Document]:
+        return (one.group.document(0) for one in examples if "answer tokens cut" not in one.notes)
+
+    def units(self, example: Any) -> Sequence[Hashable]:
+        found: list[Hashable] = example.group.document(0).ids.tolist()
+        return found
+
     def cost(self, example: Any) -> float:
         return float(len(example.group))
 
@@ -118,11 +132,14 @@ class PreferenceProcessing(ChatProcessing):
     def show(self, data: dict[str, Any], row: int) -> Shown:
         group: Group = data["groups"][row]
         tokens: list[tuple[str, bool]] = []
-        for part in (group.shared, *group.rests):
+        begins: list[tuple[int, str]] = []
+        names = ("begins all answers", *(f"answer {number}" for number in range(1, len(group.rests) + 1)))
+        for name, part in zip(names, (group.shared, *group.rests), strict=True):
+            begins += [(len(tokens), name)] if len(part) else []
             tokens += zip(pieces(self.tokenizer, part.ids.tolist()), part.trained.tolist(), strict=True)
         facts = {
             "tokens": str(len(group)),
             "shared": str(len(group.shared)),
             "answers": " ".join(str(len(rest)) for rest in group.rests),
         }
-        return Shown(data["where"][row], facts, tokens)
+        return Shown(data["where"][row], facts, tokens, parts=tuple(begins))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ....common.data.processing import Batch
+from ....common.evaluation.each import Part
 from ....common.task import LossSum, Predicted
 from .. import harness
 from ..causal import Told
@@ -152,6 +153,10 @@ class Task(PolicyTask):
         found = {name: sum(one.sums[name] for one in records) / count if count else float("nan") for name in names}
         answers = [one.answered for one in records if one.answered is not None]
         return {**found, "pairs": count, **self.answer_means(answers)}
+
+    def parts(self, record: Any) -> dict[str, Part]:
+        answer = {} if record.answered is None else self.answer_parts(record.answered)
+        return {**{name: (record.sums[name], record.pairs) for name in ("loss", *MEANS)}, **answer}
 
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
         """Some answers of the model; if it was not asked, the pairs that it gets most wrong."""

@@ -17,19 +17,20 @@ from ..rl.advantages import advantages, is_flat, to_go, whitened
 from ..rl.rollout import Drawn
 from ..rl.samples import Samples
 from ..rl.task import OnlineTask
+from ..rl.terms import MEASURED, correction, measure
 from .config import Config
 
 
 class Task(OnlineTask):
     """Trains a causal language model, or an adapter of it, on its own completions of prompts, by GRPO and its kin."""
 
-    meter_names: ClassVar[tuple[str, ...]] = ("entropy", "kl", "clip_low", "clip_high", "engine_kl")
+    meter_names: ClassVar[tuple[str, ...]] = MEASURED
 
     recipe: Config  # type: ignore[assignment]
 
     def __init__(self, recipe: Config, weights: Path | None = None):
         super().__init__(recipe, weights)
-        self._settings = recipe.task.settings(recipe.rollout.max_new_tokens)
+        self._settings = recipe.task.settings(recipe.most_tokens)
         self._online = recipe.task.online
 
     @property
@@ -42,11 +43,12 @@ class Task(OnlineTask):
 
     # ------------------------------------------------------------------ advantages
 
-    def assign(self, drawn: Sequence[Sequence[Drawn]], samples: Sequence[Samples], datas: Sequence[Any]) -> None:
+    def assign(self, drawn: Sequence[Sequence[Drawn]], samples: Sequence[Samples]) -> None:
         """Advantages from the rewards of each group; over the batch where that is asked for."""
         task = self.recipe.task
         rewards = np.stack([one.rewards for part in drawn for one in part])  # [P, G]
-        penalties = [self._penalties(made, data) for made, data in zip(samples, datas, strict=True)]
+        kl = task.kl if task.kl_in_reward else None
+        penalties = [self.penalties(made, kl) for made in samples]
         by_token = task.used_baseline == "none" and task.used_scale in ("whiten", "none")
         if by_token and not self._online.by_completion:
             self._of_tokens(rewards, penalties, samples)
@@ -69,15 +71,6 @@ class Task(OnlineTask):
         """Whether a completion without an advantage has a gradient all the same."""
         task = self.recipe.task
         return bool(task.kl_in_loss or task.entropy_weight or self._router_weight)
-
-    def _penalties(self, made: Samples, data: dict[str, Any]) -> np.ndarray:
-        """[N] what is taken from the reward for each token."""
-        task = self.recipe.task
-        if not task.kl_in_reward:
-            return np.zeros(len(made.tokens))
-        self.fill(made, data, "reference")
-        found = task.kl.weight * divergence(made.engine, made.reference, task.kl.estimator)
-        return torch.where(made.trained, found, 0.0).double().numpy()
 
     def _of_completions(self, rewards: np.ndarray, samples: Sequence[Samples]) -> None:
         """One advantage for all tokens of a completion, from rewards [P, G]."""
@@ -109,13 +102,10 @@ class Task(OnlineTask):
         task, made = self.recipe.task, self.completed(data)
         reference = self._reference(made) if task.kl_in_loss else None
         own, entropy, out = self.policy_of(made, bool(task.entropy_weight))
-        old = own.detach() if made["old"] is None else made["old"]  # the policy has not moved: a ratio of exactly 1
-        if self.recipe.rollout.iterations > 1 and made["old"] is None:
-            made["samples"].old[made["host"]] = old.float().cpu()
-        given = Sampled(own, old, made["advantages"], made["counts"])
+        given = Sampled(own, self.old_of(made, own), made["advantages"], made["counts"])
         values = self._online.term(given, self._settings)
         if self.recipe.rollout.correction != "none":
-            values = values * self._correction(given, made["engine"])
+            values = values * correction(given, made["engine"], self.recipe.rollout)
         if reference is not None:
             apart = divergence(own, reference, task.kl.estimator)
             values = values + task.kl.weight * apart
@@ -124,11 +114,9 @@ class Task(OnlineTask):
         counted = given.spread(made["counted"])
         total = (values * weights(self._online.share, given.counts) * counted).sum()
         count = denominator(self._online.share, made["completions"], made["tokens"], self._settings.max_tokens)
-        self._measure(given, entropy, reference, made["engine"], counted)
-        if not self._router_weight:
-            return LossSum(total, count)
-        router = self._router_loss(out.router_logits) * count
-        return LossSum(total + self._router_weight * router, count, {"router": float(router.detach())})
+        ratio = self._online.ratio(given)
+        measure(self._meter, given, ratio, self._settings, entropy, made["engine"], reference, counted)
+        return self.with_router(total, count, out)
 
     def _reference(self, made: dict[str, Any]) -> Tensor:
         """[R] log-probabilities under the reference, computed in the first pass."""
@@ -139,29 +127,6 @@ class Task(OnlineTask):
         if self.recipe.rollout.iterations > 1:
             made["samples"].reference[made["host"]] = found.float().cpu()
         return found
-
-    def _correction(self, given: Sampled, engine: Tensor) -> Tensor:
-        """[R] truncated trainer's / engine's probability, when the completions were drawn."""
-        ratio = given.old - engine
-        if self.recipe.rollout.correction == "completion":
-            ratio = given.spread(given.summed(ratio))
-        return ratio.exp().clamp(max=self.recipe.rollout.correction_cap)
-
-    @torch.no_grad()
-    def _measure(
-        self, given: Sampled, entropy: Tensor, reference: Tensor | None, engine: Tensor, counted: Tensor
-    ) -> None:
-        """Means over the tokens that are trained: the entropy; the KL from the reference (k3) and from the engine (k3);
-        shares of tokens that are clipped below and above."""
-        count, ratio, settings = counted.sum(), self._online.ratio(given), self._settings
-        self._meter.add("entropy", (entropy * counted).sum(), count)
-        if reference is not None:
-            self._meter.add("kl", (divergence(given.log_probs, reference, "k3") * counted).sum(), count)
-        self._meter.add("engine_kl", (divergence(engine, given.old, "k3") * counted).sum(), count)
-        low = (ratio < 1 - settings.clip_low) & (given.advantages < 0)
-        high = (ratio > 1 + settings.clip_high) & (given.advantages > 0)
-        self._meter.add("clip_low", (low * counted).sum(), count)
-        self._meter.add("clip_high", (high * counted).sum(), count)
 
 
 def _sums(penalties: Sequence[np.ndarray], samples: Sequence[Samples]) -> np.ndarray:

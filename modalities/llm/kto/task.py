@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ....common.data.processing import Batch
+from ....common.evaluation.each import Part
 from ....common.task import LossSum, Predicted
 from .. import harness
 from ..causal import Told
@@ -32,6 +33,7 @@ class Valued:
         desirable: whether it is good.
         fields: what it may be sliced by.
         answered: the model's own answer, if it was asked.
+        where: place of the row.
     """
 
     ratio: float
@@ -39,6 +41,7 @@ class Valued:
     desirable: bool
     fields: Mapping[str, Any] = field(default_factory=dict)
     answered: Answered | None = None
+    where: str = ""
 
 
 class Task(PolicyTask):
@@ -112,8 +115,8 @@ class Task(PolicyTask):
         ratios = self.answer_log_probs(out.last_hidden_state[0], data) - self.reference_log_probs(data)
         parts = [part.tolist() for part in ratios.double().split(data["answers"])]
         records = [
-            Valued(part[0], part[1] if len(part) > 1 else None, label, fields)
-            for part, label, fields in zip(parts, data["labels_of"], data["fields"], strict=True)
+            Valued(part[0], part[1] if len(part) > 1 else None, label, fields, where=where)
+            for part, label, fields, where in zip(parts, data["labels_of"], data["fields"], data["where"], strict=True)
         ]
         answers = self.answered(batch, [Told(0.0, 0, 0, one.fields) for one in records])
         return Predicted([replace(one, answered=answers.get(row)) for row, one in enumerate(records)])
@@ -136,6 +139,10 @@ class Task(PolicyTask):
             "count": len(records),
             **self.answer_means(answers),
         }
+
+    def parts(self, record: Any) -> dict[str, Part]:
+        """Of the answers; the loss of each depends on all the others."""
+        return {} if record.answered is None else self.answer_parts(record.answered)
 
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
         return super().samples([one.answered for one in records if one.answered is not None], number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -12,9 +12,9 @@ import torch
 
 from ....common.data.rows import Cursor, Row
 from ....common.data.sources import rows
-from ....common.errors import BadExample
+from ....common.errors import BadExample, LuthierError
 from ....common.recipe import Source
-from .. import shapes
+from .. import doubts, shapes
 from ..chat import encode_text, plain_prompt
 from ..conversation import Conversation, Text
 from ..lengths import cut
@@ -148,6 +148,9 @@ class StepProcessing(ChatProcessing):
             problem = "task.step_separator has no token of its own"
             raise BadExample("no_separator", problem, where=made.where, given=repr(separator))
         return ids, places
+
+    def doubts(self, examples: Sequence[Any]) -> Iterable[LuthierError]:
+        return doubts.of_labels([label for one in examples for label in one.labels])
 
     def collate(self, encoded: Sequence[Any], generator: np.random.Generator | None) -> dict[str, Any]:
         """Also `steps`, `step_labels` [S] int64: places of all steps' scores, and whether they are right; `steps_of`:

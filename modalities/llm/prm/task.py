@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ....common.data.processing import Batch
+from ....common.evaluation.each import Part
 from ....common.task import LossSum, Predicted
 from ..reward import task as reward
 from ..reward.model import scores
@@ -109,6 +110,10 @@ class Task(reward.Task):
             "first_error": sum(first) / len(first) if first else float("nan"),
             "count": count,
         }
+
+    def parts(self, record: Any) -> dict[str, Part]:
+        right = sum(given == label for given, label in zip(record.given, record.labels, strict=True))
+        return {"loss": (record.loss, len(record.labels)), "accuracy": (float(right), len(record.labels))}
 
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
         """The solutions with the largest losses, with the score and the label of each step."""

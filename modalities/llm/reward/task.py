@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from ....common import task
 from ....common.data.processing import Batch
+from ....common.evaluation.each import Each, Part
 from ....common.task import LossSum, Predicted
 from ..causal import parts
 from ..losses.bradley_terry import bradley_terry
@@ -167,6 +168,13 @@ class Task(task.Task):
         names = self.names(self.recipe)
         found = {name: sum(one.sums[name] for one in records) / count if count else float("nan") for name in names}
         return {**found, "count": count}
+
+    def parts(self, record: Any) -> dict[str, Part]:
+        """What one example adds to those of `means` that are ratios of sums."""
+        return {name: (record.sums[name], float(record.count)) for name in self.names(self.recipe)}
+
+    def each(self, records: Sequence[Any]) -> list[Each]:
+        return [Each(one.where, self.parts(one), one.fields) for one in records]
 
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
         """The examples with the largest losses, and their scores."""

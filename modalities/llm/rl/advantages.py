@@ -74,6 +74,26 @@ def to_go(penalties: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return found
 
 
+def gae(rewards: np.ndarray, values: np.ndarray, counts: np.ndarray, gamma: float, decay: float) -> np.ndarray:
+    """[R] generalised advantage estimates (Schulman et al., arXiv:1506.02438, eq. 16): over the rest of its completion,
+    after which nothing is expected, the sum of (gamma decay)^l (r + gamma V' - V), l tokens later.
+
+    Args:
+        rewards: [R] for each token.
+        values: [R] V, expected before it.
+        counts: [A] tokens of each completion.
+        gamma: what a later reward is worth, per token.
+        decay: lambda; 1: rewards to come less V, 0: the next token alone.
+    """
+    found = np.empty(len(rewards))
+    for begin, end in zip(np.cumsum(counts) - counts, np.cumsum(counts), strict=True):
+        estimate = after = 0.0
+        for at in range(end - 1, begin - 1, -1):
+            estimate = float(rewards[at]) + gamma * after - float(values[at]) + gamma * decay * estimate
+            after, found[at] = float(values[at]), estimate
+    return found
+
+
 def _baseline(rewards: np.ndarray, baseline: Baseline) -> np.ndarray:
     """[P, G] or [P, 1]; where a group has no other known reward, the reward itself or NaN."""
     if baseline == "none":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import comb, isnan
 from typing import Any
 
+from ....common.evaluation.each import Part
 from .rollout import Drawn
 
 
@@ -40,11 +41,11 @@ def judged(drawn: Drawn, tokenizer: Any) -> Judged:
     return Judged(
         drawn.asked.fields,
         drawn.asked.where,
-        str(tokenizer.decode(drawn.asked.ids.tolist())),
-        tuple(drawn.texts),
+        str(tokenizer.decode(drawn.completions[0].prompt.tolist())),
+        tuple(one.text for one in drawn.completions),
         tuple(drawn.rewards.tolist()),
         {name: tuple(values.tolist()) for name, values in drawn.by_name.items()},
-        tuple(len(one.tokens) for one in drawn.completions),
+        tuple(one.said for one in drawn.completions),
         tuple(one.finished for one in drawn.completions),
     )
 
@@ -83,6 +84,17 @@ def means(records: Sequence[Judged], k: Sequence[int], passed: float) -> dict[st
         "unscored": sum(isnan(value) for one in records for value in one.rewards),
         "unfinished": sum(not is_finished for one in records for is_finished in one.finished) / number,
         "answer_tokens": sum(sum(one.tokens) for one in records) / number,
+    }
+
+
+def parts(record: Judged, k: Sequence[int], passed: float) -> dict[str, Part]:
+    """What one prompt adds to its means."""
+    right = sum(value >= passed for value in record.rewards)
+    known = {"reward": record.rewards, **{f"reward/{name}": values for name, values in record.by_name.items()}}
+    sums = {name: [value for value in values if not isnan(value)] for name, values in known.items()}
+    return {
+        **{name: (sum(values), float(len(values))) for name, values in sums.items()},
+        **{f"pass@{one}": (pass_at(len(record.answers), right, one), 1.0) for one in k},
     }
 
 

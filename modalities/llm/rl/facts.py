@@ -35,7 +35,7 @@ def facts(drawn: Sequence[Drawn], samples: Sequence[Samples], names: Sequence[st
     found["advantage_std"] = deviation(np.concatenate(advantages or [nothing]), total)[1]
     every = [one for group in drawn for one in group.completions]
     of_completions = {
-        "completion_tokens": sum(len(one.tokens) for one in every),
+        "completion_tokens": sum(one.said for one in every),
         "truncated": sum(not one.finished for one in every),
         "unscored": int(np.isnan(rewards).sum()),
         "trained": sum(int(one.used.sum()) for one in samples),

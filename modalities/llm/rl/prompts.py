@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,13 +32,13 @@ class Question:
     """A prompt.
 
     Args:
-        item: what is asked; of a text its prompt alone.
+        item: what is asked; of a text its prompt alone; None: an environment makes it.
         row: the further fields of the row.
         where: place in the source, `file:line`.
         source: name of the data set in the recipe.
     """
 
-    item: Conversation | Text
+    item: Conversation | Text | None
     row: Mapping[str, Any]
     where: str
     source: str
@@ -49,7 +49,7 @@ class Asked:
     """A prompt as the model is given it.
 
     Args:
-        ids: [T] int32.
+        ids: [T] int32; none where an environment makes the prompt.
         prompt: the messages or the text, for the rewards.
         row: the further fields of the row, for the rewards.
         where: place in the source.
@@ -94,6 +94,11 @@ def question(row: Row) -> Question:
     return Question(item, rest, where, row.source)
 
 
+def situation(row: Row) -> Question:
+    """The row of which an environment makes the prompt."""
+    return Question(None, row.fields, row.where, row.source)
+
+
 class PromptProcessing(Processing[Any]):
     """The data path of a recipe whose rows are prompts.
 
@@ -128,11 +133,13 @@ class PromptProcessing(Processing[Any]):
                 yield row
                 continue
             try:
-                yield question(row)
+                yield question(row) if self.recipe.rollout.environment is None else situation(row)
             except BadExample as error:
                 yield error.with_traceback(None)
 
     def examine(self, example: Question, training: bool) -> list[Asked]:
+        if example.item is None:
+            return [self._ready(example, np.zeros(0, np.int32), "", training)]
         ids, prompt = self._asked(example.item)
         most = self.recipe.data.max_length - self.recipe.rollout.max_new_tokens
         if not 1 <= len(ids) <= most:
@@ -143,12 +150,17 @@ class PromptProcessing(Processing[Any]):
                 given=f"{len(ids)} tokens",
                 expected=f"1 to {most}: data.max_length without rollout.max_new_tokens",
             )
-        found = Asked(ids.astype(np.int32), prompt, example.row, example.where)
+        return [self._ready(example, ids.astype(np.int32), prompt, training)]
+
+    def _ready(
+        self, example: Question, ids: np.ndarray, prompt: str | Sequence[Mapping[str, Any]], training: bool
+    ) -> Asked:
+        found = Asked(ids, prompt, example.row, example.where)
         if training:
-            return [found]
+            return found
         fields = {"source": example.source, **example.row}
         kept = {name: fields[name] for name in self.recipe.evaluate.slices if fields.get(name) is not None}
-        return [replace(found, fields=kept)]
+        return replace(found, fields=kept)
 
     def _asked(self, item: Conversation | Text) -> tuple[np.ndarray, str | list[dict[str, Any]]]:
         if isinstance(item, Text):
@@ -161,8 +173,14 @@ class PromptProcessing(Processing[Any]):
 
     def cost(self, example: Asked) -> float:
         """Most tokens of the prompt with all of its completions."""
-        section = self.recipe.rollout
-        return float(len(example.ids) + section.num_generations * section.max_new_tokens)
+        return float(len(example.ids) + self.recipe.rollout.num_generations * self.recipe.most_tokens)
+
+    def contents(self, example: Asked) -> Iterable[Hashable]:
+        return (example.ids.tobytes(),) if len(example.ids) else ()
+
+    def units(self, example: Asked) -> Sequence[Hashable]:
+        found: list[Hashable] = example.ids.tolist()
+        return found
 
     def name(self, example: Asked) -> str:
         return example.where
@@ -178,6 +196,8 @@ class PromptProcessing(Processing[Any]):
 
     def show(self, data: dict[str, Any], row: int) -> Shown:
         one: Asked = data["prompts"][row]
+        if not len(one.ids):
+            return Shown(one.where, {"row": f"{dict(one.row)!s:.500}"}, [])
         found = pieces(self.tokenizer, one.ids.tolist())
         return Shown(one.where, {"tokens": str(len(one.ids))}, [(piece, False) for piece in found])
 

@@ -26,8 +26,7 @@ def rows(drawn: Sequence[Drawn], samples: Samples, tokenizer: Any, rollout: int,
     advantages = samples.advantages[samples.firsts].tolist()
     used, at = samples.used.tolist(), 0
     for one in drawn:
-        prompt = str(tokenizer.decode(one.asked.ids.tolist()))
-        for number, (completion, text) in enumerate(zip(one.completions, one.texts, strict=True)):
+        for number, completion in enumerate(one.completions):
             found.append(
                 {
                     "rollout": rollout,
@@ -35,9 +34,9 @@ def rows(drawn: Sequence[Drawn], samples: Samples, tokenizer: Any, rollout: int,
                     "where": one.asked.where,
                     "completion_number": number,
                     "attempt": one.attempt,
-                    "prompt": prompt,
-                    "completion": text,
-                    "tokens": len(completion.tokens),
+                    "prompt": str(tokenizer.decode(completion.prompt.tolist())),
+                    "completion": completion.text,
+                    "tokens": completion.said,
                     "finished": completion.finished,
                     "reward": float(one.rewards[number]),
                     **{f"reward/{name}": float(values[number]) for name, values in one.by_name.items()},

@@ -1,21 +1,23 @@
-"""A rollout: completions of prompts, what they are worth, and what is trained on them."""
+"""A rollout: what the policy does after prompts, what that is worth, and what is trained on it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import torch
 
 from ....common.errors import LuthierError
+from .actors import Actor, Trajectory
 from .advantages import is_flat
-from .engines.engine import Completion, Engine, Sampling
 from .prompts import Asked
-from .rewards.answer import Answer, Scores
+from .rewards.answer import Scores
 from .rewards.rewards import Rewards
 from .samples import Samples
+from .seeds import seed
 
 
 @dataclass
@@ -25,7 +27,6 @@ class Drawn:
     Args:
         asked: the prompt.
         completions: of it.
-        texts: what they say, without the token that ended it.
         rewards: [G] float64, NaN where there is none.
         by_name: [G] of each reward.
         errors: why a completion has no reward, by its number.
@@ -33,8 +34,7 @@ class Drawn:
     """
 
     asked: Asked
-    completions: list[Completion]
-    texts: list[str]
+    completions: list[Trajectory]
     rewards: np.ndarray
     by_name: dict[str, np.ndarray]
     errors: dict[int, str] = field(default_factory=dict)
@@ -53,19 +53,14 @@ class Drawer:
     """Draws completions and judges them.
 
     Args:
-        engine: draws.
+        actor: draws.
         rewards: judge.
-        tokenizer: makes texts of tokens.
-        sampling: how tokens are drawn.
         number: completions of a prompt G.
         resample: how often a prompt is completed anew while its completions are all worth the same.
     """
 
-    def __init__(
-        self, engine: Engine, rewards: Rewards, tokenizer: object, sampling: Sampling, number: int, resample: int = 0
-    ):
-        self.engine, self.rewards, self.tokenizer = engine, rewards, tokenizer
-        self.sampling, self.number, self.resample = sampling, number, resample
+    def __init__(self, actor: Actor, rewards: Rewards, number: int, resample: int = 0):
+        self.actor, self.rewards, self.number, self.resample = actor, rewards, number, resample
         self.clock = Clock()
 
     def draw(self, prompts: Sequence[Asked], keys: Sequence[Sequence[int]], version: int) -> list[Drawn]:
@@ -91,35 +86,23 @@ class Drawer:
 
     def _once(self, prompts: Sequence[Asked], keys: Sequence[Sequence[int]], version: int, attempt: int) -> list[Drawn]:
         began = time.monotonic()
-        seeds = [[seed(*key, attempt, number) for number in range(self.number)] for key in keys]
-        made = self.engine.generate([one.ids for one in prompts], self.sampling, seeds)
-        other = {one.version for group in made for one in group} - {version}
+        made = self.actor.act(prompts, [[seed(*key, attempt, number) for number in range(self.number)] for key in keys])
+        every = [one for group in made for one in group]
+        other = {number for one in every for number in one.versions} - {version}
         if other:
             raise LuthierError(
                 "the engine answered with other weights than it was given", given=sorted(other), expected=version
             )
-        texts = [[self._text(one) for one in group] for group in made]
         drawn = time.monotonic()
-        answers = [
-            Answer(asked.prompt, text, len(one.tokens), one.finished, asked.row)
-            for asked, group, said in zip(prompts, made, texts, strict=True)
-            for one, text in zip(group, said, strict=True)
-        ]
-        scores = self.rewards.score(answers)
+        scores = self.rewards.score([one.answer for one in every])
         self.clock.drawing += drawn - began
         self.clock.rewarding += time.monotonic() - drawn
         return [
-            self._drawn(asked, group, said, scores, at * self.number, attempt)
-            for at, (asked, group, said) in enumerate(zip(prompts, made, texts, strict=True))
+            self._drawn(asked, group, scores, at * self.number, attempt)
+            for at, (asked, group) in enumerate(zip(prompts, made, strict=True))
         ]
 
-    def _text(self, one: Completion) -> str:
-        ids = one.tokens[:-1] if one.finished else one.tokens
-        return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))  # type: ignore[attr-defined]
-
-    def _drawn(
-        self, asked: Asked, group: list[Completion], texts: list[str], scores: Scores, begin: int, attempt: int
-    ) -> Drawn:
+    def _drawn(self, asked: Asked, group: list[Trajectory], scores: Scores, begin: int, attempt: int) -> Drawn:
         own = slice(begin, begin + self.number)
         errors: dict[int, str] = {}
         for one in scores.errors:
@@ -128,29 +111,34 @@ class Drawer:
                 told = f"{one.name}: {one.reason}"
                 errors[one.answer - begin] = told if before is None else f"{before}; {told}"
         by_name = {name: values[own] for name, values in scores.by_name.items()}
-        return Drawn(asked, group, texts, scores.total[own], by_name, errors, attempt)
-
-
-def seed(*key: int) -> int:
-    """A seed of 63 bits, unrelated to those of other keys."""
-    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        total = scores.total[own].copy()
+        for number, made in enumerate(group):
+            if made.answer.failure is not None:  # whatever else judges it
+                total[number] = np.nan
+                errors.setdefault(number, f"environment: {made.answer.failure}")
+        return Drawn(asked, group, total, by_name, errors, attempt)
 
 
 def samples_of(drawn: Sequence[Drawn]) -> Samples:
     """The tokens of completions, before it is known what each is trained for."""
     every = [one for group in drawn for one in group.completions]
+    runs = [
+        [one.prompt for one in same]
+        for group in drawn
+        for _, same in groupby(group.completions, key=lambda one: one.prompt.tobytes())
+    ]
     lengths = torch.tensor([len(one.tokens) for one in every])
     number, tokens = len(every), int(lengths.sum())
-    unknown = torch.full((tokens,), torch.nan)
     return Samples(
-        torch.tensor([len(group.completions) for group in drawn]),
+        torch.from_numpy(np.concatenate([run[0] for run in runs]).astype(np.int32)),
+        torch.tensor([len(run[0]) for run in runs]),
+        torch.tensor([len(run) for run in runs]),
         lengths,
         torch.from_numpy(np.concatenate([one.tokens for one in every]).astype(np.int32)),
-        torch.ones(tokens, dtype=torch.bool),
+        torch.from_numpy(np.concatenate([one.trained for one in every])),
         torch.from_numpy(np.concatenate([one.log_probs for one in every]).astype(np.float32)),
         torch.zeros(tokens),
         torch.zeros(number, dtype=torch.bool),
         torch.zeros(number, dtype=torch.bool),
-        unknown,
-        unknown.clone(),
+        *(torch.full((tokens,), torch.nan) for _ in range(4)),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,12 +12,17 @@ from torch import Tensor
 from ..batch import Group, join_groups
 from ..tokens import Document
 
+COLUMNS = ("engine", "advantages", "old", "reference", "values", "returns")
+"""What is known of each token."""
+
 
 @dataclass
 class Samples:
-    """A completions of P prompts, those of one prompt together, with N tokens in all; on the host.
+    """A completions after P prompts, those of one prompt together, with N tokens in all; on the host.
 
     Args:
+        prompts: the tokens of the prompts, int32.
+        prompt_lengths: [P] int64, tokens of each prompt.
         groups: [P] int64, completions of each prompt.
         lengths: [A] int64, tokens of each completion.
         tokens: [N] int32.
@@ -29,8 +33,12 @@ class Samples:
         counted: [A] bool, whether it counts in what the loss is divided by; where it is not used too, its loss is zero.
         old: [N] float32, log-probability under the policy when the rollout was first trained on; NaN: not known yet.
         reference: [N] float32, the same under the reference.
+        values: [N] float32, of a critic, what was expected before the token; NaN: there is none.
+        returns: [N] float32, what it is trained to expect.
     """
 
+    prompts: Tensor
+    prompt_lengths: Tensor
     groups: Tensor
     lengths: Tensor
     tokens: Tensor
@@ -41,6 +49,8 @@ class Samples:
     counted: Tensor
     old: Tensor
     reference: Tensor
+    values: Tensor
+    returns: Tensor
 
     @property
     def firsts(self) -> Tensor:
@@ -60,22 +70,24 @@ class Samples:
         idle = self.counted & ~self.used
         return int(idle.sum()), int(self.trained[idle.repeat_interleave(self.lengths)].sum())
 
-    def joined(self, prompts: Sequence[np.ndarray]) -> dict[str, Any]:
+    def lacks(self, name: str) -> bool:
+        """Whether `old`, `reference`, `values` or `returns` is not known yet of a token that the policy said."""
+        return bool(getattr(self, name)[self.trained].isnan().any())
+
+    def joined(self) -> dict[str, Any]:
         """A row of all completions that are used, each prompt standing once; of none, the first one stands in without a
         count, so that a model that is cut over several ranks is run by all of them.
 
-        Args:
-            prompts: [P] ids of each.
-
         Returns:
             the tensors of `batch.join_groups`; `at` [R] int64, where each token with loss is among the N; and those of
-            these tokens, `engine`, `advantages`, `old`, `reference` [R]; `counted` [A'] float32, 0 for a stand-in.
+            these tokens [R] (`COLUMNS`), None where one is not known; `counted` [A'] float32, 0 for a stand-in.
         """
         used = self.used if bool(self.used.any()) else torch.arange(len(self.used)) == 0
         begins = self.firsts.tolist()
         lengths, wanted = self.lengths.tolist(), used.tolist()
         groups, places, chosen, first = [], [], [], 0
         tokens, trained = self.tokens.numpy(), self.trained.numpy()
+        prompts = [one.numpy() for one in self.prompts.split(self.prompt_lengths.tolist())]
         for prompt, number in zip(prompts, self.groups.tolist(), strict=True):
             own = [one for one in range(first, first + number) if wanted[one]]
             own.sort(key=lambda one: lengths[one])  # those of one length attend together
@@ -89,8 +101,9 @@ class Samples:
             chosen += own
         at = torch.from_numpy(np.concatenate(places))
         data = join_groups(groups)
-        columns = {name: getattr(self, name)[at] for name in ("engine", "advantages", "old", "reference")}
-        return {**data, **columns, "at": at, "counted": self.used[chosen].float()}
+        columns = {name: getattr(self, name)[at] for name in COLUMNS}
+        known = {name: None if len(one) and bool(one.isnan().any()) else one for name, one in columns.items()}
+        return {**data, **known, "at": at, "counted": self.used[chosen].float()}
 
 
 def of_state(state: dict[str, Tensor]) -> Samples:

@@ -65,25 +65,18 @@ class _Scores(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         found, entropy = (torch.empty(len(hidden), device=hidden.device, dtype=wide) for _ in range(2))
         by_hidden = torch.empty_like(hidden) if is_kept else None
-        logs: Tensor | None = None
-        slope: Tensor | None = None
+        made: tuple[Tensor, Tensor | None] | None = None
         for at in range(0, len(hidden), rows):
-            wanted = labels[at : at + rows, None]
-            logits = logits_of(hidden[at : at + rows], weight, kind)
-            if is_one or is_kept:
-                slope = _slope(logits, kind)
-            logs = _log_softmax(logits, temperature)
-            found[at : at + rows] = logs.gather(1, wanted)[:, 0]
-            exp = logs.exp()
-            entropy[at : at + rows] = -torch.linalg.vecdot(exp, logs)
+            part = slice(at, at + rows)
+            logits = logits_of(hidden[part], weight, kind)
+            made = logits, _slope(logits, kind) if is_one or is_kept else None
+            found[part], entropy[part] = _to_probabilities(logits, labels[part], temperature)
             if by_hidden is not None:
-                exp.scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=exp.dtype))  # p - 1_y
-                by_logits = exp.div_(-temperature) if slope is None else exp.mul_(slope).div_(-temperature)
-                torch.mm(by_logits.mul_(kind.scale).to(hidden.dtype), weight, out=by_hidden[at : at + rows])
+                ones = torch.full_like(found[part], kind.scale / temperature)
+                torch.mm(_by_logits(*made, labels[part], ones).to(hidden.dtype), weight, out=by_hidden[part])
         ctx.by_hidden, ctx.kind, ctx.temperature, ctx.entropic = by_hidden, kind, temperature, entropic
-        ctx.slope = slope if is_one else None
-        more = (hidden, weight, labels, entropy, *((logs,) if is_one else ()))
-        ctx.save_for_backward(*(() if is_kept else more))
+        ctx.made = made if is_one else None
+        ctx.save_for_backward(*(() if is_kept else (hidden, weight, labels, entropy)))
         if not entropic:
             ctx.mark_non_differentiable(entropy)
         return found, entropy
@@ -92,37 +85,69 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         if ctx.by_hidden is not None:
             return ctx.by_hidden * outputs[0][:, None].to(ctx.by_hidden.dtype), None, None, None, None, None
-        hidden, weight, labels, entropy, *kept = ctx.saved_tensors
+        hidden, weight, labels, entropy = ctx.saved_tensors
+        by_log_prob, by_entropy = (one * (ctx.kind.scale / ctx.temperature) for one in outputs)
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         by_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         rows = chunk_rows(weight)
+        made, ctx.made = ctx.made, None  # what is made of the probabilities is written over them
         for at in range(0, len(hidden), rows):
-            part, stretch = hidden[at : at + rows], slice(at, at + rows)
-            if kept:
-                logs, slope = kept[0], ctx.slope
-            else:
-                logits = logits_of(part, weight, ctx.kind)
-                slope = _slope(logits, ctx.kind)
-                logs = _log_softmax(logits, ctx.temperature)
-            by_log_prob = outputs[0][stretch, None]
-            exp = logs.exp()
-            by_logits = exp * -by_log_prob
-            by_logits.scatter_add_(1, labels[stretch, None], by_log_prob.to(by_logits.dtype))
-            if ctx.entropic:
-                by_logits -= exp * (logs + entropy[stretch, None]) * outputs[1][stretch, None]
-            by_logits = by_logits if slope is None else by_logits.mul_(slope)
-            by_logits = by_logits.mul_(ctx.kind.scale / ctx.temperature).to(hidden.dtype)
+            part = slice(at, at + rows)
+            if made is None or at:
+                logits = logits_of(hidden[part], weight, ctx.kind)
+                made = logits, _slope(logits, ctx.kind)
+                _to_probabilities(logits, labels[part], ctx.temperature)
+            own, by_own = (entropy[part], by_entropy[part]) if ctx.entropic else (None, None)
+            exp, slope = made
+            by_logits = _by_logits(exp, slope, labels[part], by_log_prob[part], own, by_own).to(hidden.dtype)
             if by_hidden is not None:
-                torch.mm(by_logits, weight, out=by_hidden[stretch])
+                torch.mm(by_logits, weight, out=by_hidden[part])
             if by_weight is not None:
-                by_weight.addmm_(by_logits.T, part)
+                by_weight.addmm_(by_logits.T, hidden[part])
         return by_hidden, by_weight, None, None, None, None
 
 
-def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """Of logits [N, V] / t, in their memory."""
-    logits = logits if temperature == 1.0 else logits.div_(temperature)
-    return logits.sub_(logits.logsumexp(dim=1, keepdim=True))
+def _to_probabilities(logits: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """([N] log-probability of each label, [N] entropy) of logits [N, V] / t, which become probabilities. A few rows at
+    a time, as all that is done to them then stays in a CPU's cache."""
+    rows = max(1, 2**20 // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
+    log_probs, entropies = [logits.new_empty(0)], [logits.new_empty(0)]
+    for part, wanted in zip(logits.split(rows), labels.split(rows), strict=True):
+        if temperature != 1.0:
+            part.div_(temperature)
+        log_total = part.logsumexp(dim=1)
+        log_probs.append(part.gather(1, wanted[:, None])[:, 0] - log_total)
+        exp = (part - log_total[:, None]).exp_()
+        entropies.append(log_total - torch.linalg.vecdot(exp, part))
+        part.copy_(exp)
+    return torch.cat(log_probs), torch.cat(entropies)
+
+
+def _by_logits(
+    exp: Tensor,
+    slope: Tensor | None,
+    labels: Tensor,
+    by_log_prob: Tensor,
+    entropy: Tensor | None = None,
+    by_entropy: Tensor | None = None,
+) -> Tensor:
+    """[N, V] derivative by logits before their cap, written over the probabilities.
+
+    Args:
+        exp: [N, V] probabilities.
+        slope: [N, V] derivative of the cap.
+        labels: [N].
+        by_log_prob: [N] derivative by the log-probability of each label, times scale / t.
+        entropy: [N], if that has a gradient.
+        by_entropy: [N] derivative by it, times scale / t.
+    """
+    bent: Tensor | None = None
+    if entropy is not None and by_entropy is not None:
+        bent = (torch.special.xlogy(exp, exp) + exp * entropy[:, None]).mul_(by_entropy[:, None])
+    found = exp.mul_(-by_log_prob[:, None]).scatter_add_(1, labels[:, None], by_log_prob[:, None].to(exp.dtype))
+    if bent is not None:
+        found.sub_(bent)
+    return found if slope is None else found.mul_(slope)
 
 
 def _slope(logits: Tensor, kind: TokenLoss) -> Tensor | None:

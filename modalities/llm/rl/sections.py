@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from ....common.recipe import LocalOrHub, Recipe, Section
 from ..config import LanguageEvaluate, LanguageModel, TextData
+from .engines.http import HttpSection
+from .environments.environment import EnvironmentSection
 from .rewards.config import RewardSections
 
 
@@ -47,8 +49,12 @@ class RolloutSection(SamplingSection):
 
     temperature: float = Field(1.0, gt=0)
     """Of the distribution that tokens are drawn from, and of all log-probabilities."""
-    engine: Literal["local"] = "local"
-    """What draws them: `local`, the model in the trainer's own process."""
+    engine: Literal["local"] | HttpSection = "local"
+    """What draws them: `local`, the model in the trainer's own process; or servers, such as `{server: vllm, urls:
+    ["http://host:8000"]}`, which are given the weights before each rollout."""
+    environment: EnvironmentSection | None = None
+    """Let the policy act in several turns, with tools; default: it answers once. `max_new_tokens` is that of a turn,
+    and rows may have any fields: the environment makes the prompt."""
     num_generations: int = Field(8, ge=1)
     """Completions of a prompt: the group."""
     batch: int = Field(128, ge=1)
@@ -120,7 +126,19 @@ class OnlineRecipe(Recipe):
             raise ValueError("data.streaming is not known here: prompts are read at once")
         if self.rollout.max_new_tokens >= self.data.max_length:
             raise ValueError("data.max_length, of a prompt with its completion, is no more than rollout.max_new_tokens")
+        acts = self.rollout.environment is not None
+        if acts and self.data.plain:
+            raise ValueError("data.plain: an environment speaks through the chat template")
+        if not acts and any(one.kind == "environment" for one in self.rewards):
+            raise ValueError("rewards: the kind environment needs rollout.environment")
         return self
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens that the policy can say after a prompt."""
+        acts = self.rollout.environment
+        turns = 1 if acts is None else acts.turns
+        return min(turns * self.rollout.max_new_tokens, self.data.max_length)
 
     @property
     def evaluated(self) -> SamplingSection:

@@ -11,36 +11,46 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ....common.data.processing import Batch
+from ....common.errors import RecipeError
+from ....common.evaluation.each import Part
 from ....common.evaluation.run import autocast
-from ....common.task import Predicted
+from ....common.task import LossSum, Predicted
 from .. import harness
+from ..losses.kl import divergence
 from ..model import decode
-from ..policy import PolicyTask
 from . import evaluation, records
+from .actors import Acting, Actor, Answering
 from .engines.engine import Engine, Sampling
+from .engines.http import HttpEngine
 from .engines.local import LocalEngine
 from .facts import facts
 from .meter import Meter
 from .plan import place_of
 from .prompts import Asked, PromptProcessing
+from .ranks import RanksTask
 from .rewards.rewards import Rewards
 from .rollout import Drawer, Drawn, samples_of
 from .samples import Samples, of_state
 from .scores import scores
+from .sections import SamplingSection
+
+WEIGHTS = "weights"
+"""Folder in the run's output from which servers are given weights."""
 
 EVALUATION = 2**32
 """In the place of a rollout's number, in the keys of evaluations."""
 
 
-class OnlineTask(PolicyTask):
+class OnlineTask(RanksTask):
     """Trains a causal language model, or an adapter of it, on its own completions. A subclass says what each is trained
     for (`assign`), and gives the loss."""
 
@@ -48,23 +58,19 @@ class OnlineTask(PolicyTask):
     meter_names: ClassVar[tuple[str, ...]] = ()
     """Names of what the loss adds to `self._meter`."""
 
-    processing: PromptProcessing
+    processing: PromptProcessing  # type: ignore[assignment]
     engine: Engine
 
     def __init__(self, recipe: Any, weights: Path | None = None):
         rewards = Rewards(recipe.rewards)  # first, as it may refuse the recipe
         super().__init__(recipe, weights)
         section = recipe.rollout
-        self.engine = LocalEngine(self.causal, self._head, section.batch)
-        stops = tuple(self.generation_config().eos_token_id or ())
-        tokenizer = self.processing.tokenizer
-        self._drawer, self._judge = (
-            Drawer(self.engine, rewards, tokenizer, _sampling(one, stops), number, again)
-            for one, number, again in (
-                (section, section.num_generations, self.resample),
-                (recipe.evaluated, recipe.evaluate.answers, 0),
-            )
-        )
+        if section.engine == "local":
+            self.engine = LocalEngine(self.causal, self._head, section.batch)
+        else:
+            self.engine = HttpEngine(section.engine, Path(recipe.output, WEIGHTS))
+        self._drawer = Drawer(self._actor(section), rewards, section.num_generations, self.resample)
+        self._judge = Drawer(self._actor(recipe.evaluated), rewards, recipe.evaluate.answers)
         self._samples: dict[int, Samples] = {}  # of the rollout, by the batch's place in it
         self._facts: dict[str, float] = {}  # of the rollout, for the logs
         self._done: int | None = None  # number of the last batch
@@ -72,6 +78,15 @@ class OnlineTask(PolicyTask):
         self._meter = Meter(self.meter_names)
         self._folder: Path | None = None
         self._began = 0.0
+
+    def _actor(self, section: SamplingSection) -> Actor:
+        """What draws as a section says."""
+        stops = tuple(self.generation_config().eos_token_id or ())
+        sampling = Sampling(section.max_new_tokens, stops, section.temperature, section.top_p, section.top_k)
+        environment = self.recipe.rollout.environment
+        if environment is None:
+            return Answering(self.engine, sampling, self.processing.tokenizer)
+        return Acting(self.engine, sampling, self.processing.chat, environment, self.recipe.data.max_length)
 
     @classmethod
     def make_processing(cls, recipe: Any, weights: Path | None = None) -> PromptProcessing:  # type: ignore[override]
@@ -88,17 +103,41 @@ class OnlineTask(PolicyTask):
         return False
 
     @property
+    def learns_from_itself(self) -> bool:
+        return True
+
+    def imagined(self, data: dict[str, Any]) -> dict[str, Any]:
+        section, prompts = self.recipe.rollout, [one.ids for one in data["prompts"]]
+        number = len(prompts) * section.num_generations
+        tokens = number * section.max_new_tokens
+        lengths = torch.tensor([len(one) for one in prompts])
+        groups = torch.full((len(prompts),), section.num_generations)
+        every, whole = torch.ones(number, dtype=torch.bool), torch.ones(tokens, dtype=torch.bool)
+        each = torch.full((number,), section.max_new_tokens)
+        said = torch.zeros(tokens, dtype=torch.int32)
+        joined = torch.from_numpy(np.concatenate(prompts).astype(np.int32))
+        unknown = [torch.full((tokens,), torch.nan) for _ in range(4)]
+        zeros = torch.zeros(tokens)
+        return self._joined(Samples(joined, lengths, groups, each, said, whole, zeros, zeros, every, every, *unknown))
+
+    def held_in_rollouts(self) -> int:
+        section, config = self.recipe.rollout, self.causal.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        values = 2 * config.num_hidden_layers * heads * width * self.causal.dtype.itemsize
+        return int(values * section.batch * self.recipe.data.max_length)
+
+    @property
     def resample(self) -> int:
         """How often a prompt is completed anew while its completions are all worth the same."""
         return 0
 
-    def assign(self, drawn: Sequence[Sequence[Drawn]], samples: Sequence[Samples], datas: Sequence[Any]) -> None:
+    def assign(self, drawn: Sequence[Sequence[Drawn]], samples: Sequence[Samples]) -> None:
         """Set what each completion is trained for, and which are: `advantages`, `used` and `counted`.
 
         Args:
             drawn: prompts with their completions, of each batch.
             samples: of the same batches.
-            datas: of the same batches; they hold `prompts`.
         """
         raise NotImplementedError
 
@@ -106,6 +145,15 @@ class OnlineTask(PolicyTask):
 
     def look_ahead(self, examples: Sequence[Any], folder: Path) -> None:
         self._folder = folder
+        if isinstance(self.engine, HttpEngine):
+            if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+                raise RecipeError(
+                    "servers draw for a training in one process only",
+                    where="rollout.engine",
+                    given=f"{torch.distributed.get_world_size()} processes",
+                    do="use train.devices=1, or rollout.engine=local",
+                )
+            self.engine.folder = folder / WEIGHTS
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         if not self._began:
@@ -116,7 +164,7 @@ class OnlineTask(PolicyTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         samples = self._samples[self._place(batch.number)[2]]
-        batch.data = self._joined(samples, batch.data)
+        batch.data = self._joined(samples)
         batch.real = batch.padded = float(len(batch.data["input_ids"]))
         loss = super().training_step(batch, batch_idx)
         self._done = batch.number
@@ -130,7 +178,7 @@ class OnlineTask(PolicyTask):
         seconds["seconds_training"] = now - self._began - spent.drawing - spent.rewarding
         spent.drawing = spent.rewarding = 0.0
         self._began = now
-        means = self._meter.close(self.device, self._is_split, self._same)
+        means = self._meter.close(self.device, self.is_split, self.ranks_alike)
         self.last_step.logs.update({**self._facts, **means, **seconds})
 
     @property
@@ -157,12 +205,9 @@ class OnlineTask(PolicyTask):
             self.engine.update(version, self)
             self._given = version
 
-    def _joined(self, samples: Samples, data: dict[str, Any]) -> dict[str, Any]:
+    def _joined(self, samples: Samples) -> dict[str, Any]:
         """What the model is trained on of a batch of prompts."""
-        made = samples.joined([one.ids for one in data["prompts"]])
-        for name in ("old", "reference"):
-            if len(made[name]) and bool(made[name].isnan().any()):
-                made[name] = None  # not known yet
+        made = samples.joined()
         counts = made["counts"][made["counted"] > 0]
         idle = samples.unused()
         whole = {"completions": len(counts) + idle[0], "tokens": int(counts.sum()) + idle[1]}
@@ -182,22 +227,22 @@ class OnlineTask(PolicyTask):
         samples.used[:] = samples.counted[:] = True
         signs = 1.0 - 2.0 * (torch.arange(len(samples.used)) % 2)
         samples.advantages = signs.repeat_interleave(samples.lengths)
-        return self._joined(samples, data)
+        return self._joined(samples)
 
     # ------------------------------------------------------------------ a rollout
 
     def _roll(self, batches: Sequence[Batch], first: int) -> None:
         """Draw and judge the completions of all batches of a rollout that this rank has."""
         rank, ranks = self.data_rank
-        version, datas = first // self._per_step, [batch.data for batch in batches]
+        version = first // self._per_step
         self._weigh_in(version)
         with self._acting():
             drawn = self._drawn(batches, first, version)
             samples = [samples_of(part) for part in drawn]
-            self.assign(drawn, samples, datas)
-            later = self.trainer.accumulate_grad_batches  # when these are trained on, the policy will have moved
-            for made, data in zip(samples[later:], datas[later:], strict=True):
-                self.fill(made, data, "old")
+            self.assign(drawn, samples)
+            for made in samples[self.trainer.accumulate_grad_batches :]:
+                if made.lacks("old"):  # when these are trained on, the policy will have moved
+                    self.fill(made, "old")
         self._samples = {rank + at * ranks: made for at, made in enumerate(samples)}
         self._tell(drawn, samples, batches, first)
 
@@ -234,13 +279,15 @@ class OnlineTask(PolicyTask):
             for module, mode in modes.items():
                 module.training = mode
 
-    def fill(self, samples: Samples, data: dict[str, Any], name: str) -> None:
+    def fill(self, samples: Samples, name: Literal["old", "reference"]) -> None:
         """Compute the log-probabilities of all completions under the policy (`old`) or the `reference`."""
-        used, samples.used = samples.used, torch.ones_like(samples.used)
-        made = self._joined(samples, data)
-        samples.used = used
+        made = self.whole(samples)
         found = self.reference_of(made) if name == "reference" else self.policy_of(made)[0]
         getattr(samples, name)[made["host"]] = found.float().cpu()
+
+    def whole(self, samples: Samples) -> dict[str, Any]:
+        """A row of all completions, also of those that are not used."""
+        return self._joined(replace(samples, used=torch.ones_like(samples.used)))
 
     def policy_of(self, made: dict[str, Any], with_entropy: bool = False) -> tuple[Tensor, Tensor, Any]:
         """([R] log-probability of each token, [R] entropy of its distribution, the decoder's output)."""
@@ -256,32 +303,29 @@ class OnlineTask(PolicyTask):
             hidden = decode(causal, made).last_hidden_state[0][made["places"]]
             return scores(head, hidden, made["labels"], self.recipe.rollout.temperature)[0]
 
-    # ------------------------------------------------------------------ over all ranks
+    def penalties(self, samples: Samples, kl: Any) -> np.ndarray:
+        """[N] what is taken from the reward for each token: a KL with `weight` and `estimator`, or None for nothing."""
+        if kl is None or not kl.weight:
+            return np.zeros(len(samples.tokens))
+        self.fill(samples, "reference")
+        found = kl.weight * divergence(samples.engine, samples.reference, kl.estimator)
+        return torch.where(samples.trained, found, 0.0).double().numpy()
 
-    def total(self, values: np.ndarray) -> np.ndarray:
-        """The sum over all ranks."""
-        if not self._is_split:
-            return values
-        found = torch.from_numpy(np.asarray(values, dtype=np.float64)).to(self.device)
-        torch.distributed.all_reduce(found)
-        return np.asarray((found / self._same).cpu().numpy())
+    def old_of(self, made: dict[str, Any], own: Tensor) -> Tensor:
+        """[R] log-probabilities before the policy has moved; where it has not, its own [R]: a ratio of exactly 1."""
+        if made["old"] is not None:
+            found: Tensor = made["old"]
+            return found
+        if self.recipe.rollout.iterations > 1:
+            made["samples"].old[made["host"]] = own.detach().float().cpu()
+        return own.detach()
 
-    @property
-    def _is_split(self) -> bool:
-        return self._trainer is not None and self.trainer.world_size > 1
-
-    @property
-    def _same(self) -> int:
-        """Ranks that share layers, and so have the same batches."""
-        return self.trainer.world_size // self.data_rank[1] if self._is_split else 1
-
-    def _from_all(self, value: Any) -> list[Any]:
-        """A value of each rank."""
-        if not self._is_split:
-            return [value]
-        found: list[Any] = [None] * self.trainer.world_size
-        torch.distributed.all_gather_object(found, value)
-        return found
+    def with_router(self, total: Tensor, count: float, out: Any) -> LossSum:
+        """The loss with the experts' own, if the model has one."""
+        if not self._router_weight:
+            return LossSum(total, count)
+        router = self._router_loss(out.router_logits) * count
+        return LossSum(total + self._router_weight * router, count, {"router": float(router.detach())})
 
     # ------------------------------------------------------------------ what is told of a rollout
 
@@ -302,7 +346,7 @@ class OnlineTask(PolicyTask):
         told = {
             number: records.rows(part, made, self.processing.tokenizer, rollout, step) for part, made, number in real
         }
-        found = {number: rows for part in self._from_all(told) for number, rows in part.items()}
+        found = {number: rows for part in self.from_all(told) for number, rows in part.items()}
         if self.trainer.is_global_zero and found:
             records.write(self._folder, rollout, [row for number in sorted(found) for row in found[number]])
 
@@ -312,7 +356,7 @@ class OnlineTask(PolicyTask):
         super().on_save_checkpoint(checkpoint)
         if self._done is None or self._place(self._done)[0] != self._place(self._done + self.data_rank[1])[0]:
             return  # the next batch begins a rollout
-        parts = self._from_all({place: one.state() for place, one in self._samples.items()})
+        parts = self.from_all({place: one.state() for place, one in self._samples.items()})
         every = {place: state for part in parts for place, state in part.items()}
         checkpoint["rollout"] = {"samples": every, "facts": self._facts}
 
@@ -337,9 +381,8 @@ class OnlineTask(PolicyTask):
         section = self.recipe.evaluate
         return evaluation.means(records, section.pass_at, section.pass_reward)
 
+    def parts(self, record: Any) -> dict[str, Part]:
+        return evaluation.parts(record, self.recipe.evaluate.pass_at, self.recipe.evaluate.pass_reward)
+
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
         return evaluation.shown(records, number)
-
-
-def _sampling(section: Any, stops: tuple[int, ...]) -> Sampling:
-    return Sampling(section.max_new_tokens, stops, section.temperature, section.top_p, section.top_k)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ....common.errors import BadExample
+from ....common.errors import BadExample, LuthierError
+from .. import doubts
 from ..chat import Chat, encode_plain, plain_prompt
 from ..conversation import Conversation, Text
 from ..generate import Prompt
 from ..lengths import Cut, Limit, cut, fit, shortened
 from ..model import load_tokenizer
 from ..processing import TokenProcessing
-from ..tokens import Tokens
+from ..tokens import Document, Tokens
 
 
 class ChatProcessing(TokenProcessing):
@@ -77,6 +79,16 @@ class ChatProcessing(TokenProcessing):
         if taken.exchanges:
             item = shortened(item, self.chat.wanted(item))[taken.exchanges]
         return self.chat.prompt(item)
+
+    def doubts(self, examples: Sequence[Any]) -> Iterable[LuthierError]:
+        yield from doubts.of_ends(self._answers(examples), self.terminators(), self.tokenizer)
+        yield from doubts.of_cuts([one.notes for one in examples])
+
+    def _answers(self, examples: Sequence[Any]) -> Iterable[Document]:
+        """Documents of which the end has not been cut."""
+        for one in examples:
+            if "answer tokens cut" not in one.notes:
+                yield from one.documents
 
     def terminators(self) -> tuple[int, ...]:
         if self.tokenizer.chat_template and not self.recipe.data.plain:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ....common.data.processing import Batch
+from ....common.evaluation.each import Part
 from ....common.seeding import seed_batch
 from ....common.task import Predicted
 from .. import scoring
@@ -26,7 +27,6 @@ class Answered(Told):
     """An example with what the model answers to its prompt.
 
     Args:
-        where: place of the row.
         prompt: what it was asked, as it reads it.
         reference: what it should answer.
         answer: what it answers.
@@ -35,7 +35,6 @@ class Answered(Told):
         scores: by name.
     """
 
-    where: str = ""
     prompt: str = ""
     reference: str = ""
     answer: str = ""
@@ -97,8 +96,7 @@ class Task(CausalTask):
         for row, prompt, one in zip(asked, prompts, generated, strict=True):
             answer = str(tokenizer.decode(one.ids, skip_special_tokens=True)).strip()
             found[row] = Answered(
-                **vars(told[row]),
-                where=data["where"][row],
+                **{**vars(told[row]), "where": data["where"][row]},
                 prompt=str(tokenizer.decode(prompt.ids)),
                 reference=prompt.reference,
                 answer=answer,
@@ -119,6 +117,14 @@ class Task(CausalTask):
         """Beside loss and accuracy the mean scores of the answers; their number; the share of those that the model did
         not end within the tokens allowed; their mean length."""
         return {**super().means(records), **self.answer_means([one for one in records if isinstance(one, Answered)])}
+
+    def parts(self, record: Any) -> dict[str, Part]:
+        return {**super().parts(record), **(self.answer_parts(record) if isinstance(record, Answered) else {})}
+
+    @staticmethod
+    def answer_parts(answer: Answered) -> dict[str, Part]:
+        """What one answer adds to those of `answer_means`."""
+        return {name: (value, 1.0) for name, value in answer.scores.items()}
 
     def answer_means(self, answers: Sequence[Answered]) -> dict[str, Any]:
         """The means of answers; of none, nothing."""

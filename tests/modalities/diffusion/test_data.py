@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -267,6 +268,11 @@ def test_what_is_shown_says_where_a_picture_comes_from(folder: Path, processing_
     assert shown.tokens == [("a green line", True)]
     assert shown.facts["picture"] == "16 x 16 pixels"
     assert shown.picture
+    beside = processing.beside(data, 0)
+    picture = Image.open(io.BytesIO(beside["picture.png"]))
+    assert np.array_equal(np.asarray(picture).transpose(2, 0, 1), data["pixels"][0].numpy()), "as it is cropped"
+    read = beside["caption tokens"].partition(": ")[2].split(" | ")
+    assert processing.words.convert_tokens_to_ids(read) == processing.words("a green line").input_ids
 
 
 def test_a_bucket_is_a_group_of_its_own(mixed: Path, processing_of) -> None:

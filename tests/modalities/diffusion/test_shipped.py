@@ -52,6 +52,14 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {f"{file} {key}": value for file, tensors in found.items() for key, value in tensors.items()}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_check_finds_nothing_in_a_shipped_recipe(
+    name: str, pipeline_of, folder, finds_nothing, tmp_path: Path
+) -> None:
+    assert finds_nothing(small(name, pipeline_of(RECIPES[name]), folder, tmp_path, "run"))
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(
     name: str, pipeline_of, folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_before

@@ -380,15 +380,20 @@ def test_too_few_class_images_are_told(make_recipe, folder, tmp_path: Path) -> N
 # ---------------------------------------------------------------------------------------------- around it
 
 
-def test_all_checks_pass(make_recipe, folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_checks_pass(make_recipe, folder, paint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held = tmp_path / "held"
+    held.mkdir()
+    for number in (20, 21):
+        paint(number).save(held / f"{number}.png")
+        (held / f"{number}.txt").write_text("a dog")
     for name in ("sd", "flux"):
         recipe = make_recipe(
-            name, data={"train": str(folder), "validation": str(folder), "workers": 0, "batch": {"examples": 4},
+            name, data={"train": str(folder), "validation": str(held), "workers": 0, "batch": {"examples": 4},
                         "image": {"resolution": 16, "step": 4, "min_side": 4}},
             train={"steps": 2, "accelerator": "cpu", "precision": "bf16-mixed" if name == "flux" else "32"},
             output=str(tmp_path / name),
         )  # fmt: skip
-        assert check(recipe), capsys.readouterr().out
+        assert check(recipe, fast=True), capsys.readouterr().out
         assert not (tmp_path / name).exists()
 
 
@@ -406,7 +411,7 @@ def test_pictures_are_laid_side_by_side_and_in_rows() -> None:
     assert table[::2, ::2, 0].tolist() == [[0, 1], [2, 3], [4, 255]]
 
 
-def test_the_clip_score_is_the_cosine(tmp_path: Path, paint) -> None:
+def test_clip_sees_the_prompt_and_how_good_a_picture_looks(tmp_path: Path, paint) -> None:
     import transformers as hf
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -427,11 +432,16 @@ def test_the_clip_score_is_the_cosine(tmp_path: Path, paint) -> None:
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     images, prompts = [paint(1), paint(2)], ["a dog", "a red line"]
-    found = clip.score(str(tmp_path), images, prompts, torch.device("cpu"))
+    found = clip.scores(str(tmp_path), images, prompts, torch.device("cpu"))
+    assert found.keys() == clip.METRICS.keys()
     with torch.no_grad():
         said = model(**processor(text=prompts, images=images, return_tensors="pt", padding=True))
     pairs = said.logits_per_image.diagonal() / model.logit_scale.exp()
-    assert found == pytest.approx(float(100 * pairs.clamp(min=0).mean().detach()), rel=1e-5)
+    assert found["clip_score"] == pytest.approx(float(100 * pairs.clamp(min=0).mean().detach()), rel=1e-5)
+    with torch.no_grad():
+        looks = model(**processor(text=["Good photo.", "Bad photo."], images=images, return_tensors="pt", padding=True))
+    shares = (100 * looks.logits_per_image / model.logit_scale.exp()).softmax(dim=1)[:, 0]
+    assert found["clip_iqa"] == pytest.approx(float(shares.mean()), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["sd", "sdxl", "sd3", "flux"])

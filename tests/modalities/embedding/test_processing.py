@@ -308,7 +308,8 @@ def test_what_is_shown(prepared) -> None:
     processing, found = prepared(PAIRS)
     shown = processing.show(processing.collate(found.examples, None), 0)
     assert shown.title == "rows.jsonl:1"
-    assert shown.facts == {"documents": "3", "data set": "rows"}
+    masked = "1 documents of other rows are relevant to it too, so they are no negatives"  # row 3 asks the same
+    assert shown.facts == {"documents": "3", "data set": "rows", "masked": masked}
     text = "".join(piece for piece, _ in shown.tokens)
     assert text.index("ask q0") < text.index("label 1") < text.index("tell d0") < text.index("label 0")
     carried = "".join(piece for piece, carries in shown.tokens if carries)

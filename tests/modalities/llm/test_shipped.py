@@ -67,6 +67,15 @@ def adapter(model: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*SINGLE, *DISTILLED, *PAIRED])
+def test_the_check_finds_nothing_in_a_shipped_recipe(
+    name: str, model_of, rows_of, finds_nothing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    assert finds_nothing(small(name, model_of, rows_of, tmp_path, "run"))
+
+
 @pytest.mark.parametrize(
     "name", ["llm/pretrain", "llm/sft", "llm/sft-lora", "llm/sft-qlora", "llm/kto", "llm/prm", *DISTILLED, *PAIRED]
 )

@@ -7,7 +7,10 @@ import re
 
 import pytest
 
-from luthier.common import check, console, inspect
+from luthier.common import check, console
+from luthier.common.check.subject import largest
+from luthier.common.inspect import terminal
+from luthier.common.inspect.run import inspect
 from luthier.common.training.run import train
 
 
@@ -20,7 +23,7 @@ def test_check_passes_and_writes_nothing(kind, overrides, recipe_of, tmp_path, c
     rows = [{"text": f"Rome is warm {number}"} for number in range(12)] if kind == "llm.pretrain" else 12
     recipe = recipe_of(*overrides, "data.batch.tokens=120", "data.batch.packing=true", "data.max_length=120",
                        kind=kind, rows=rows)  # fmt: skip
-    passed = check.check(recipe)
+    passed = check.check(recipe, fast=True)
     said = capsys.readouterr().out
     assert passed, said
     assert "0% padding" in said
@@ -35,12 +38,12 @@ def test_the_largest_batch_is_that_with_most_tokens() -> None:
     costs = [40.0, 1.0, 30.0, 30.0]
     plan = Plan(costs, Bounds(2, joined=True), seed=1, epochs=1)
     assert {frozenset(batch.indices) for batch in plan.batches()} == {frozenset({0, 1}), frozenset({2, 3})}
-    assert set(check.largest(plan).indices) == {2, 3}
+    assert set(largest(plan).indices) == {2, 3}
 
 
 def test_inspect_shows_every_token_and_which_carry_loss(recipe_of, capsys, task_of) -> None:
     recipe = recipe_of("data.batch.examples=3", rows=3)
-    inspect.inspect(recipe)
+    inspect(recipe)
     said = capsys.readouterr().out
     assert "batch 0: 3 examples, 0% padding" in said
     for number in range(3):
@@ -57,7 +60,7 @@ def test_a_run_begins_with_its_first_batch_on_one_screen(recipe_of, capsys) -> N
     said = capsys.readouterr().out
     begin, end = said.index("first batch, what carries loss"), said.index("step 1/1")
     screen = said[begin:end].splitlines()
-    assert len(screen) <= inspect.SCREEN + 3
+    assert len(screen) <= terminal.SCREEN + 3
     shown = re.findall(r"run\.jsonl:(\d+)  .*?«(.*?)»", said[begin:end])
     assert len(shown) >= 3
     for row, answer in shown:
@@ -69,7 +72,7 @@ def test_long_stretches_are_shown_without_their_middle(task_of, monkeypatch, cap
     monkeypatch.setattr(console.console, "_color_system", None)
     words = " ".join(["Rome"] * 90)
     made = task_of(rows=[{"messages": [{"role": "user", "content": words}, {"role": "assistant", "content": "sunny"}]}])
-    inspect.glance(made.task.processing, made.batch([0]))
+    terminal.glance(made.task.processing, made.batch([0]))
     said = capsys.readouterr().out
     assert "«sunny<|im_end|>»" in said
     assert " ... " in said

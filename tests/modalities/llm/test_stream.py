@@ -15,7 +15,7 @@ from luthier.common import kinds
 from luthier.common.check import check
 from luthier.common.checkpoint import directory
 from luthier.common.console import console
-from luthier.common.inspect import inspect
+from luthier.common.inspect.run import inspect
 from luthier.common.training import data
 from luthier.common.training.run import train
 

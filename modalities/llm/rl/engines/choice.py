@@ -19,17 +19,24 @@ def choose(logits: Tensor, random: Tensor, sampling: Sampling) -> tuple[Tensor, 
     """
     if sampling.temperature not in (0.0, 1.0):
         logits = logits.div_(sampling.temperature)
-    log_total = logits.logsumexp(dim=1, keepdim=True)
+    weights = logits.sub_(logits.amax(dim=1, keepdim=True)).exp_()
+    total = weights.sum(dim=1)
     if sampling.temperature == 0:
-        found = logits.argmax(dim=1, keepdim=True)
-    else:
-        found = _drawn(logits, log_total, random, sampling)
-    return found[:, 0], (logits.gather(1, found) - log_total)[:, 0]
+        found = weights.argmax(dim=1, keepdim=True)
+        return found[:, 0], -total.log()
+    allowed = _allowed(weights, sampling)
+    reached = allowed.cumsum(dim=1)
+    found = torch.searchsorted(reached, random[:, None] * reached[:, -1:], right=True)
+    found.clamp_(max=weights.shape[1] - 1)
+    own = allowed.gather(1, found)
+    if not bool((own > 0).all()):  # a number that rounds to 1 would take the last token, whatever its weight
+        found = torch.where(own > 0, found, allowed.argmax(dim=1, keepdim=True))
+        own = allowed.gather(1, found)
+    return found[:, 0], own[:, 0].log() - total.log()
 
 
-def _drawn(logits: Tensor, log_total: Tensor, random: Tensor, sampling: Sampling) -> Tensor:
-    """[B, 1] tokens."""
-    weights = (logits - log_total).exp_()
+def _allowed(weights: Tensor, sampling: Sampling) -> Tensor:
+    """The weights [B, V], 0 of tokens that are not drawn from; overwritten."""
     if sampling.top_k is not None and sampling.top_k < weights.shape[1]:
         least = weights.topk(sampling.top_k, dim=1).values[:, -1:]
         weights.masked_fill_(weights < least, 0.0)
@@ -38,8 +45,4 @@ def _drawn(logits: Tensor, log_total: Tensor, random: Tensor, sampling: Sampling
         before = ordered.cumsum(dim=1) - ordered
         ordered.masked_fill_(before >= sampling.top_p * ordered.sum(dim=1, keepdim=True), 0.0)
         weights.scatter_(1, order, ordered)
-    reached = weights.cumsum(dim=1)
-    found = torch.searchsorted(reached, random[:, None] * reached[:, -1:], right=True)
-    found.clamp_(max=weights.shape[1] - 1)
-    # A number that rounds to 1 would take the last token, whatever its weight.
-    return torch.where(weights.gather(1, found) > 0, found, weights.argmax(dim=1, keepdim=True))
+    return weights

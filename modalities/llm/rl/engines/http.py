@@ -75,7 +75,7 @@ class HttpEngine:
     """
 
     def __init__(self, section: HttpSection, folder: Path):
-        self._section, self._folder = section, Path(section.folder or folder)
+        self._section, self.folder = section, folder
         clients = [
             Client(url, section.timeout, retries=0, token_variable=section.token_variable) for url in section.urls
         ]
@@ -93,7 +93,8 @@ class HttpEngine:
         Raises:
             ServerError: one does not, within the bounds.
         """
-        folder, before = self._folder / f"{self._run}-{version}", self._written
+        root = Path(self._section.folder or self.folder)
+        folder, before = root / f"{self._run}-{version}", self._written
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         weights.save_pretrained(folder)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...model import Head
+from .cache import with_room
 from .choice import choose
 from .engine import Completion, Sampling, Weights
 
@@ -75,6 +76,7 @@ class LocalEngine:
         ids, seen = _padded(prompts)
         mask = None if seen.all() else seen.to(device)
         hidden, cache = self._decoded(ids.to(device), mask, _positions(seen).to(device), None)
+        with_room(cache)
         copies = torch.repeat_interleave(torch.tensor(repeats)).to(device)
         cache.batch_select_indices(copies)
         lasts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)[copies]

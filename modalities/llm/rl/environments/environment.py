@@ -52,7 +52,7 @@ class Environment(Protocol):
 class EnvironmentSection(Section):
     """Lets the policy act in several turns."""
 
-    environment: Annotated[str, AfterValidator(function_name)]
+    entry_point: Annotated[str, AfterValidator(function_name)]
     """Class of the environment, `module:Class` or `file.py:Class`, such as
     `luthier.modalities.llm.rl.environments.calculator:Calculator`."""
     parameters: Mapping[str, Any] = Field(default_factory=dict)
@@ -68,5 +68,5 @@ class EnvironmentSection(Section):
         Raises:
             RecipeError: there is no such class.
         """
-        kind = load_function(self.environment, "task.environment")
+        kind = load_function(self.entry_point, "rollout.environment.entry_point")
         return lambda: kind(**self.parameters)

@@ -15,7 +15,7 @@ import numpy as np
 from .....common.errors import DataError
 from ...chat import Chat
 from ..engines.engine import Completion, Engine, Sampling
-from ..rollout import seed
+from ..seeds import seed
 from .environment import Environment, Message
 from .turns import Transcript, Turns
 

@@ -24,6 +24,9 @@ class Answer:
         tokens: length of the completion.
         finished: whether it ended by itself; else it was cut at the most tokens allowed.
         row: the further fields of the row, such as the reference.
+        messages: of an episode in an environment, all that was said; the completion is what the policy said last.
+        earned: sum of what the environment gave for its turns.
+        failure: why the environment failed; then the answer has no reward.
     """
 
     prompt: str | Sequence[Mapping[str, Any]]
@@ -31,6 +34,9 @@ class Answer:
     tokens: int
     finished: bool
     row: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] = ()
+    earned: float | None = None
+    failure: str | None = None
 
     def reference(self, name: str) -> str:
         """A field of the row as text.
@@ -100,6 +106,13 @@ def guarded(score: Callable[[], float | None]) -> float | Unscored | None:
         return reason
     except Exception as error:
         return failed(error)
+
+
+def earned(answer: Answer) -> float | None:
+    """What the environment gave."""
+    if answer.failure is not None:
+        raise Unscored(answer.failure)
+    return answer.earned
 
 
 def failed(error: BaseException) -> Unscored:

@@ -154,6 +154,12 @@ class Repetition(RewardSection):
     """Words of an n-gram."""
 
 
+class Earned(RewardSection):
+    """What the environment of `rollout.environment` gave for the turns of an episode, summed."""
+
+    kind: Literal["environment"] = Field("environment", description=_KIND)
+
+
 class Code(RewardSection):
     """1 if the program in the answer (its last fenced block, else all of it) passes the row's tests; else 0. A program
     that ends badly, takes too long or asks for more than it may has failed its tests.
@@ -250,7 +256,7 @@ class Cosine(RewardSection):
 
 
 Reward = Annotated[
-    Function | Exact | Number | Regex | Format | Json | Overlong | Cosine | Repetition | Code | Model | Http,
+    Function | Exact | Number | Regex | Format | Json | Overlong | Cosine | Repetition | Earned | Code | Model | Http,
     Field(discriminator="kind"),
 ]
 

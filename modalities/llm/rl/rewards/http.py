@@ -12,6 +12,8 @@ from ..web import Client, ServerError
 from .answer import Answer, Scorer, Unscored
 from .config import Http
 
+EPISODE = ("messages", "earned", "failure")
+
 
 def http(section: Http) -> Scorer:
     """See `config.Http`."""
@@ -19,7 +21,7 @@ def http(section: Http) -> Scorer:
 
     def ask(answers: Sequence[Answer]) -> list[float | Unscored | None]:
         try:
-            found: Any = client.post("", {"answers": [asdict(one) for one in answers]})
+            found: Any = client.post("", {"answers": [_told(one) for one in answers]})
         except ServerError as error:
             return [Unscored(" ".join(str(error).split()))] * len(answers)
         except (TypeError, ValueError) as error:
@@ -35,6 +37,11 @@ def http(section: Http) -> Scorer:
             return list(chain.from_iterable(pool.map(ask, parts)))
 
     return scorer
+
+
+def _told(answer: Answer) -> dict[str, Any]:
+    """An answer as JSON; what only environments have is left out without one."""
+    return {name: value for name, value in asdict(answer).items() if name not in EPISODE or value not in (None, (), [])}
 
 
 def _number(score: Any) -> float | Unscored | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .answer import Answer, Scorer, Scores, combine
+from .answer import Answer, Scorer, Scores, combine, each, earned
 from .config import (
     Code,
     Cosine,
+    Earned,
     Exact,
     Format,
     Function,
@@ -68,6 +69,8 @@ def _scorer(section: RewardSection) -> Scorer:
             return length.repetition(section)
         case Cosine():
             return length.shaped(section, _scorer(section.correct))
+        case Earned():
+            return each(earned)
         case Function():
             from .functions import function
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import numpy as np
@@ -167,6 +168,11 @@ def test_shown(make_processing, wav2vec2, collated):
     assert "".join(token for token, _ in shown.tokens) == "ciao|bella"
     assert shown.facts["text"] == "ciao bella"
     assert f"{processing.hearing.frames(11200)} output frames" in shown.facts["input"]
+    beside = processing.beside(collated(processing), 1)
+    heard, rate = sf.read(io.BytesIO(beside["audio.flac"]))
+    assert (len(heard), rate) == (11200, processing.rate)
+    assert beside["text as it is scored"] == "ciao bella"
+    assert "features.png" not in beside, "this model hears samples"
 
 
 def test_unusable_models_are_named(make_processing, tmp_path):

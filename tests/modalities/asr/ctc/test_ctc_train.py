@@ -176,7 +176,9 @@ def test_a_checkpoint_is_evaluated_in_other_ways(make_recipe, model_of, manifest
 
 
 @pytest.mark.parametrize("name", ["asr/wav2vec2-ctc", "asr/wav2vec2-ctc-toy"])
-def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, model_of, manifest, tmp_path, left, stop_before):
+def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(
+    name, model_of, manifest, tmp_path, left, stop_before, finds_nothing
+):
     def recipe(output: str):
         options = [
             f"model.path={model_of('wav2vec2:layer')}", f"data.train={manifest}", f"data.validation={manifest}",
@@ -186,6 +188,7 @@ def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, model_of, 
         ]  # fmt: skip
         return reading.load(name, options)
 
+    assert finds_nothing(recipe("checked"))
     whole = train(recipe("whole")).folder
     assert train(recipe("stopped"), [stop_before(2)]).stopped_by == signal.SIGTERM
     assert train(recipe("stopped")).stopped_by == 0

@@ -59,6 +59,28 @@ def test_transcripts_are_those_of_nemo_s_transcribe(
     assert [one.reference for one in found] == ["hello world", "good day", "one two", "tre volte", "two of two"]
 
 
+@pytest.mark.parametrize("kind", ["ctc", "rnnt", "tdt", "hybrid"])
+def test_pieces_of_a_long_recording_have_no_part_in_the_loss(make_task, saved_of, kind):
+    """The 12 recordings are of 0.12 to 1.32 s; those above 0.7 s are cut. Nobody speaks in them, so evenly."""
+    pytest.importorskip("silero_vad")
+    task = make_task(saved_of(kind), data={"audio": {"max_seconds": 0.7, "voice": {}}})
+    spoken(task.eval())
+    processing = task.processing
+    (source,) = task.recipe.data.train
+    pieces = [piece for item in processing.read(source) for piece in processing.examine(item, False)]
+    assert len(pieces) > 12
+    batches = {}
+    for name, chosen in (("all", pieces), ("known", [piece for piece in pieces if piece.whole is None])):
+        batches[name] = task.predict(PlannedData(processing, chosen, None)[Planned(0, 0, tuple(range(len(chosen))))])
+    assert len(batches["all"].records) == len(pieces)
+    assert batches["all"].loss.count == batches["known"].loss.count > 0
+    torch.testing.assert_close(batches["all"].loss.sum, batches["known"].loss.sum, rtol=1e-4, atol=1e-4)
+    unknown = [piece for piece in pieces if piece.whole is not None]
+    found = task.predict(PlannedData(processing, unknown, None)[Planned(0, 0, (0, 1))])
+    assert found.loss.count == float(found.loss.sum) == 0
+    assert task.score(batches["all"].records)["utterances"] == 12
+
+
 @pytest.mark.parametrize(("kind", "strategy"), [("ctc", "beam_batch"), ("rnnt", "malsd_batch"), ("tdt", "malsd_batch")])
 def test_beams_are_nemo_s(make_task, saved_of, predicted, kind, strategy):
     """And the saved configuration keeps the model's own decoding."""

@@ -188,17 +188,38 @@ def test_fault_14_a_path_called_aishell_keeps_its_spaces(directory_of, make_proc
 
 def test_audio_that_is_too_short_for_its_text(make_processing, sanm, conformer, gathered, rows_of):
     """0.6 s are 58 frames of 25 ms: 10 after the low frame rate, one of them for the end mark, or 13 after two
-    convolutions, where CTC needs one more between equal neighbours (你你: 7 + 6)."""
+    convolutions, where CTC needs one more between equal neighbours (你你: 7 + 6). A row that only CTC can't use stays,
+    as the decoder learns from it; it is counted."""
     assert make_processing(sanm).frontend.frames(9600) == 10
-    for path, text, fits in (
-        (sanm, "你好世界早上好天气"[:9], True),
-        (sanm, "你好世界早上好天气今"[:10], False),
-        (conformer, "你" * 7, True),
-        (conformer, "你" * 8, False),
+    for path, text, fits, noted in (
+        (sanm, "你好世界早上好天气"[:9], True, False),
+        (sanm, "你好世界早上好天气今"[:10], False, False),
+        (conformer, "你" * 7, True, False),
+        (conformer, "你" * 8, True, True),
+        (conformer, "你好世界早上好天气今天气早", True, False),
+        (conformer, "你好世界早上好天气今天气早好", False, False),
     ):
         report = gathered(make_processing(path, data={"train": rows_of(text), "max_bad": 0.5})).report
-        reason = "too_short_for_its_text" if path == sanm else "too_short_for_ctc"
-        assert dict(report.dropped) == ({} if fits else {reason: 1}), text
+        assert dict(report.dropped) == ({} if fits else {"too_short_for_its_text": 1}), text
+        assert dict(report.noted) == ({"rows without a CTC loss, too short for it": 1} if noted else {}), text
+
+
+def test_a_row_too_short_for_ctc_is_trained_as_by_funasr(make_task, conformer, rows_of, gathered, collated, auto_model):
+    """It has no part in the mean of the CTC losses, and its full part in the rest. The decoder's loss is compared
+    elsewhere: FunASR loses the last token of many rows."""
+    task = make_task(conformer, data={"train": rows_of("你" * 8), "workers": 0}).eval()
+    assert gathered(task.processing).report.noted
+    batch = collated(task.processing, (0, 1, 2))
+    model = auto_model(conformer).model.eval()
+    task.paraformer.sampling_ratio = model.sampling_ratio = 0.0
+    names = ("speech", "speech_lengths", "text", "text_lengths")
+    _, stats, _ = model(**{name: batch[name].clone() for name in names})
+    found = task.loss(batch)
+    assert found.count == 3
+    for name, key in (("ctc", "loss_ctc"), ("predictor", "loss_pre")):
+        assert found.logs[name] / 3 == pytest.approx(stats[key].item(), rel=1e-5)
+    parts = 0.3 * found.logs["ctc"] + 0.7 * found.logs["attention"] + found.logs["predictor"]
+    assert float(found.sum) == pytest.approx(parts, rel=1e-5)
 
 
 def test_a_text_of_nothing_is_refused_in_training_and_scored_in_evaluation(make_processing, sanm, gathered):

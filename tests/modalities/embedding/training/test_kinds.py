@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,13 @@ def test_a_guide_takes_out_false_negatives(task_of, pairs) -> None:
 RECIPES = ["bi-encoder", "bi-encoder-cached", "matryoshka", "distill", "llm-embedder", "colbert", "splade", "reranker"]
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_shipped_recipes_run(name: str, bert_of, qwen: Path, rows_of, pairs, tmp_path: Path, recipe_of) -> None:
-    """Each on a small model and a few rows: trained, evaluated, saved."""
+@pytest.fixture
+def shipped_of(bert_of, qwen: Path, rows_of, pairs, tmp_path: Path, recipe_of) -> Callable[[str], Any]:
+    """A shipped recipe on a small model and a few rows."""
+    return lambda name: shipped(name, bert_of, qwen, rows_of, pairs, tmp_path, recipe_of)
+
+
+def shipped(name: str, bert_of: Any, qwen: Path, rows_of: Any, pairs: Any, tmp_path: Path, recipe_of: Any) -> Any:
     rows: list[dict[str, Any]] = pairs(12, negatives=3)
     if name == "distill":
         rows = [{**row, "scores": [float(n) for n in range(1 + len(row["negatives"]), 0, -1)]} for row in rows]
@@ -151,8 +156,19 @@ def test_shipped_recipes_run(name: str, bert_of, qwen: Path, rows_of, pairs, tmp
     if name == "matryoshka":
         small |= {"task.matryoshka.dimensions": "[32, 16]", "evaluate.dimensions": "[16]"}
     recipe_of()  # no fsync, no change of threads
-    recipe = reading.load(f"embedding/{name}", [f"{key}={value}" for key, value in small.items()])
-    run = train(recipe).folder
+    return reading.load(f"embedding/{name}", [f"{key}={value}" for key, value in small.items()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_check_finds_nothing_in_a_shipped_recipe(name: str, shipped_of, finds_nothing) -> None:
+    assert finds_nothing(shipped_of(name))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_shipped_recipes_run(name: str, shipped_of) -> None:
+    """Each is trained, evaluated, saved."""
+    run = train(shipped_of(name)).folder
     assert (run / "metrics.json").exists()
     if name == "matryoshka":
         assert "ndcg@10 16/float32" in (run / "metrics.json").read_text()

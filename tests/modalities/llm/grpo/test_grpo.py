@@ -70,7 +70,8 @@ def test_the_gradient_is_that_of_each_completion_alone(recipe_with, task_of, tmp
     rewards = f"rewards=[{{kind: function, function: '{tmp_path}/rewards.py:letters'}}]"
     built = task_of(*COMMON, rewards, "rollout.temperature=0.7", rows=ROWS, kind="llm.grpo")
     task = built.task
-    task._drawer.sampling = replace(task._drawer.sampling, stops=tuple(range(0, 400, 5)), max_new_tokens=12)
+    actor = task._drawer.actor
+    actor.sampling = replace(actor.sampling, stops=tuple(range(0, 400, 5)), max_new_tokens=12)
     prompts = built.batch([0, 1, 5]).data
     made = task.completed(prompts)
     samples = made["samples"]
@@ -80,7 +81,7 @@ def test_the_gradient_is_that_of_each_completion_alone(recipe_with, task_of, tmp
     each[2] = 0.0
     samples.advantages = each.repeat_interleave(samples.lengths)
     samples.used = each != 0
-    found = task.loss(task._joined(samples, prompts))
+    found = task.loss(task._joined(samples))
     assert found.count == 12
     found.sum.backward()
     gradients = {name: one.grad.clone() for name, one in task.model.named_parameters()}

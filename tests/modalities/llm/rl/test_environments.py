@@ -288,7 +288,7 @@ def test_async_environments_wait_together_and_in_bounds(chat_of) -> None:
 def test_a_policy_with_a_calculator(chat_of) -> None:
     chat = chat_of("qwen2.5")
     engine = Script(chat, [f"Let me see.\n{CALL}", "It is 14.", "It is 15."], ["So it is 14."])
-    make = EnvironmentSection(environment=PLACE, parameters={"cost": 0.25}).maker()
+    make = EnvironmentSection(entry_point=PLACE, parameters={"cost": 0.25}).maker()
     found = ask(chat, make, engine, *["What is 2 * (3 + 4)?"] * 3)
     assert [one.reward for one in found] == [0.75, 1.0, 0.0]
     assert found[0].messages[2] == {"role": "tool", "content": "14"}
@@ -356,7 +356,7 @@ def test_several_calls_and_calls_in_a_thought() -> None:
 
 
 def test_an_environment_that_is_not_there_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"task\.environment"):
-        EnvironmentSection(environment=f"{PLACE}s").maker()
+    with pytest.raises(RecipeError, match=r"rollout\.environment"):
+        EnvironmentSection(entry_point=f"{PLACE}s").maker()
     with pytest.raises(ValueError, match="module:function"):
-        EnvironmentSection(environment="Calculator")
+        EnvironmentSection(entry_point="Calculator")

@@ -4,16 +4,13 @@ that they were given, whatever happens to them."""
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,63 +43,6 @@ class Saved:
         return iter(())
 
 
-class Process:
-    """A server in a process of its own, on a port that it keeps."""
-
-    def __init__(self, parent: subprocess.Popen[str], *arguments: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.parent, self.url, self.arguments = parent, f"http://127.0.0.1:{self.port}", arguments
-        self.number: int | None = None
-
-    def start(self, wait: bool = True) -> Process:
-        protocol, model, *options = self.arguments
-        assert self.parent.stdin is not None
-        assert self.parent.stdout is not None
-        self.parent.stdin.write(json.dumps([protocol, model, str(self.port), *options]) + "\n")
-        self.parent.stdin.flush()
-        self.number = int(self.parent.stdout.readline())
-        return self.ready() if wait else self
-
-    def ready(self) -> Process:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
-                return self
-            except OSError:
-                time.sleep(0.1)
-        raise AssertionError("the server does not start")
-
-    def kill(self) -> None:
-        if self.number is not None:
-            os.kill(self.number, signal.SIGKILL)
-            self.number = None
-
-
-@pytest.fixture(scope="module")
-def serve() -> Iterator[Callable[..., Process]]:
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    script = str(Path(__file__).with_name("serve.py"))
-    parent = subprocess.Popen(
-        [sys.executable, script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**kept, "OMP_NUM_THREADS": "1"},
-    )
-    made: list[Process] = []
-
-    def start(*arguments: str, wait: bool = True) -> Process:
-        made.append(Process(parent, *arguments))
-        return made[-1].start(wait)
-
-    yield start
-    for one in made:
-        one.kill()
-    parent.kill()
-    parent.wait()
-
-
 @pytest.fixture(scope="module")
 def base(model_of) -> Path:
     found: Path = model_of("llama")
@@ -110,12 +50,12 @@ def base(model_of) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vllm(serve, base: Path) -> Process:
+def vllm(serve, base: Path) -> Any:
     return serve("vllm", str(base), "--logprobs-mode", "processed_logprobs")  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
-def sglang(serve, base: Path) -> Process:
+def sglang(serve, base: Path) -> Any:
     return serve("sglang", str(base))  # type: ignore[no-any-return]
 
 
@@ -212,9 +152,7 @@ def test_an_adapter_is_loaded_alone(server: str, base: Path, tmp_path: Path, req
 # ------------------------------------------------------------------------------------------------ distributions
 
 
-def test_log_probabilities_of_another_distribution_are_refused(
-    serve, vllm: Process, base: Path, tmp_path: Path
-) -> None:
+def test_log_probabilities_of_another_distribution_are_refused(serve, vllm: Any, base: Path, tmp_path: Path) -> None:
     """vLLM gives them before temperature and filters, or after both; SGLang after the temperature alone."""
     raw = engine([serve("vllm", str(base)).url], tmp_path / "raw")
     processed = engine([vllm.url], tmp_path / "processed")
@@ -233,7 +171,7 @@ def test_log_probabilities_of_another_distribution_are_refused(
         processed.generate(PROMPTS, Sampling(6, SAMPLING.stops, 0.6, top_p=0.9), SEEDS)
 
 
-def test_sglang_s_are_those_of_the_temperature_with_any_filter(sglang: Process, base: Path, tmp_path: Path) -> None:
+def test_sglang_s_are_those_of_the_temperature_with_any_filter(sglang: Any, base: Path, tmp_path: Path) -> None:
     made, model = engine([sglang.url], tmp_path, "sglang"), loaded(base)
     made.update(1, Saved(model))
     sampling = Sampling(6, SAMPLING.stops, 0.6, top_p=0.9, top_k=20)
@@ -300,7 +238,7 @@ def test_a_server_that_is_too_slow_is_waited_for_within_bounds(serve, base: Path
     place.kill()
 
 
-def test_a_server_that_is_away_is_waited_for_within_bounds(vllm: Process, base: Path, tmp_path: Path) -> None:
+def test_a_server_that_is_away_is_waited_for_within_bounds(vllm: Any, base: Path, tmp_path: Path) -> None:
     made = engine(["http://127.0.0.1:1"], tmp_path, patience=1)
     with pytest.raises(Unavailable, match="not reached"):
         made.update(1, Saved(loaded(base)))
@@ -308,7 +246,7 @@ def test_a_server_that_is_away_is_waited_for_within_bounds(vllm: Process, base: 
         made.generate(PROMPTS, SAMPLING, SEEDS)
 
 
-def test_another_server_takes_over(serve, vllm: Process, base: Path, tmp_path: Path) -> None:
+def test_another_server_takes_over(serve, vllm: Any, base: Path, tmp_path: Path) -> None:
     second = serve("vllm", str(base))
     made = engine([vllm.url, second.url], tmp_path, patience=20)
     model = loaded(base, 0.1)
@@ -317,12 +255,12 @@ def test_another_server_takes_over(serve, vllm: Process, base: Path, tmp_path: P
     check(model, made.generate(PROMPTS, SAMPLING, SEEDS))
 
 
-def test_nothing_is_drawn_before_there_are_weights(vllm: Process, tmp_path: Path) -> None:
+def test_nothing_is_drawn_before_there_are_weights(vllm: Any, tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="no weights yet"):
         engine([vllm.url], tmp_path).generate(PROMPTS, SAMPLING, SEEDS)
 
 
-def test_weights_that_can_t_be_loaded_are_told(sglang: Process, tmp_path: Path) -> None:
+def test_weights_that_can_t_be_loaded_are_told(sglang: Any, tmp_path: Path) -> None:
     class Nothing:
         def save_pretrained(self, directory: Path) -> None:
             (directory / "note").write_text("no model")

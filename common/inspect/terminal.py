@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any
 
 from rich.text import Text
 
-from . import kinds
-from .console import console
-from .data.processing import Batch, PlannedData, Processing, Shown
-from .recipe import Recipe
-from .training import data
+from ..console import console
+from ..data.processing import Batch, Processing, Shown
+from .batches import Looked, padding
 
 
-def inspect(recipe: Recipe, batches: int = 1) -> None:
+def inspect(looked: Looked, batches: int = 1) -> None:
     """Print the first training batches: each example's facts, input and tokens, those that carry loss in green."""
-    processing = kinds.task(recipe.task.kind).make_processing(recipe)
-    train = data.gather(recipe, processing, "train")
-    assert train is not None
-    console.print(f"train: {train.part}{train.report.summary()}", highlight=False)
-    for lines in train.report.named.values():
+    console.print(f"train: {looked.train.part}{looked.train.report.summary()}", highlight=False)
+    for lines in looked.train.report.named.values():
         console.print("\n".join(lines), highlight=False, markup=False)
-    plan = data.plan(recipe, train, processing, 1, recipe.train.accumulate)
-    made = PlannedData(processing, train.examples, recipe.train.seed)
-    for planned in islice(plan.batches(), batches):
-        batch: Batch = made[planned]
-        share = 1 - batch.real / batch.padded if batch.padded else 0.0
-        console.rule(f"batch {batch.number}: {len(batch.indices)} examples, {share:.0%} padding")
+    for batch in looked.batches(batches):
+        console.rule(f"batch {batch.number}: {len(batch.indices)} examples, {padding(batch):.0%} padding")
         for error in batch.bad:
             console.print(str(error), highlight=False, markup=False)
         for row in range(len(batch.indices)):
-            _print(processing.show(batch.data, row))
+            _print(looked.processing.show(batch.data, row))
 
 
 SCREEN, EACH = 16, 4
@@ -78,7 +69,10 @@ def _print(shown: Shown) -> None:
     for name, value in shown.facts.items():
         console.print(f"  {name:>10}  {value}", highlight=False, markup=False)
     line = Text("      tokens  ")
-    for text, carries_loss in shown.tokens:
+    begins = dict(shown.parts)
+    for at, (text, carries_loss) in enumerate(shown.tokens):
+        if at in begins:
+            line.append(f"\n      {begins[at]}: ", style="bold")
         line.append(text, style="green" if carries_loss else "dim")
         line.append("|", style="dim")
     console.print(line)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .recipe import Recipe
 
 UNKNOWN = "unknown"
 
@@ -118,6 +121,18 @@ def _output(named: Mapping[str, str], same: set[str], unknown: list[str]) -> str
         return next(iter(same))
     every = set(named.values())
     return next(iter(every)) if len(every) == 1 and not unknown else "other"
+
+
+def of(recipe: Recipe) -> Verdict:
+    """What follows for a model that a recipe trains, from what its base and its training data state."""
+    base = named(recipe.model.path)
+    works = {base: stated_by(recipe.model.path)}
+    return verdict(works | {source.label: stated_by(source.path) for source in recipe.data.train})
+
+
+def named(path: str) -> str:
+    """A path of this machine by its last part; a hub name as it is."""
+    return Path(path).name if Path(path).is_absolute() else path
 
 
 def stated_by(place: str) -> str | None:

@@ -1,0 +1,30 @@
+"""What became of the keys of another tool's file, as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.markup import escape
+from rich.table import Table
+
+from ..common.console import console
+from .draft import shown
+from .engine import Imported
+
+_STYLE = {"mapped": "green", "not needed": "dim", "unsupported": "red", "default": "cyan"}
+
+
+def show(found: Imported) -> None:
+    """Print the keys, those that could not be carried over last, and their numbers."""
+    table = Table(
+        "key", "value", "", "in the recipe, or why not", title=f"a file of {found.tool}", title_justify="left"
+    )
+    for line in sorted(
+        found.lines, key=lambda one: list(_STYLE).index(one.status) if one.status != "unsupported" else 9
+    ):
+        style = _STYLE[line.status]
+        value = "" if line.value is None else escape(shown(line.value))
+        table.add_row(escape(line.key), value, f"[{style}]{line.status}[/{style}]", escape(line.told))
+    console.print(table)
+    counts = Counter(line.status for line in found.lines)
+    console.print(", ".join(f"{counts[status]} {status}" for status in counts), highlight=False)

@@ -1,0 +1,67 @@
+"""Paraformer for export: the decoder's scores of each token, and the transcripts and error rates that follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....common.data.processing import Batch
+from ....common.exportable import Exportable, Output
+from ....common.merging import merged
+from ....common.task import Predicted
+from .directory import quiet
+
+
+class ParaformerExport(Exportable):
+    """Paraformer, whole or with an adapter. A runner is FunASR's model."""
+
+    form: ClassVar[str] = "paraformer"
+    library: ClassVar[str] = "funasr"
+
+    def trained(self) -> Any:
+        return self.task.paraformer
+
+    def save(self, directory: Path) -> None:
+        self.task.model = merged(self.task.model)
+        self.task.save_pretrained(directory)
+
+    def load(self, directory: Path) -> Any:
+        from funasr import AutoModel  # type: ignore[import-untyped]
+
+        with quiet(), torch.random.fork_rng():  # it seeds all generators
+            options = {"device": "cpu", "ncpu": torch.get_num_threads(), "disable_update": True, "disable_pbar": True}
+            return AutoModel(model=str(directory), **options).model.eval()
+
+    def outputs(self, runner: Any, data: dict[str, Any]) -> list[Output]:
+        """Log-probabilities of each token, and the transcript."""
+        self._take(runner)
+        found = []
+        for features, length in zip(data["speech"], data["speech_lengths"].tolist(), strict=True):
+            scores = self.scores(runner, features[:length])
+            text = self.task.transcribe(features[:length])
+            found.append(Output(scores, text, tuple(scores.argmax(-1).tolist())))
+        return found
+
+    @torch.no_grad()
+    def scores(self, runner: Any, features: Tensor) -> np.ndarray:
+        """Log-probabilities [L, V] of the L tokens that are found in features [T, F]."""
+        encoded, lengths = runner.encode(features[None], torch.tensor([len(features)]))
+        embedded, number = runner.calc_predictor(encoded, lengths)[:2]
+        number = number.round().long()
+        if int(number) < 1:
+            return np.zeros((0, len(self.task.processing.tokens)), dtype=np.float32)
+        decoded = runner.cal_decoder_with_predictor(encoded, lengths, embedded, number)[0]
+        found: np.ndarray = decoded[0, : int(number)].float().numpy()
+        return found
+
+    def predict(self, runner: Any, batch: Batch) -> Predicted:
+        """What the task makes of the runner's network."""
+        self._take(runner)
+        return self.own_predict(batch)
+
+    def _take(self, runner: Any) -> None:
+        self.task._paraformer = [runner]

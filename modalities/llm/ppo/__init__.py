@@ -1,0 +1,1 @@
+"""Online reinforcement learning with a critic: PPO."""

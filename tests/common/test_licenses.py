@@ -1,0 +1,62 @@
+"""Licenses: read where they are stated, compared by a table, shown by `luthier check`; unknown is told as such."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from luthier.common import licenses
+from luthier.common.check.licenses import permitted
+from luthier.common.errors import LuthierError
+
+
+def test_licenses_are_read_and_compared(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n# x\n")
+    assert licenses.stated_by(str(tmp_path)) == "cc-by-nc-4.0"
+    (tmp_path / "rows.jsonl").write_text("")
+    assert licenses.stated_by(str(tmp_path / "rows.jsonl")) == "cc-by-nc-4.0"
+    assert licenses.stated_by("someone/on-the-hub") is None
+    both = licenses.verdict({"base": "apache-2.0", "rows": "cc-by-nc-4.0"})
+    assert both.usable is True
+    assert "No commercial use, by the license of: rows." in both.lines
+    assert licenses.verdict({"base": "mit", "rows": None}).usable is None
+    assert "rows (unknown)" in licenses.verdict({"base": "mit", "rows": None}).lines[0]
+    assert licenses.verdict({"base": "cc-by-nd-4.0", "rows": "mit"}).usable is False
+    assert licenses.verdict({"base": "gpl-3.0", "rows": "cc-by-sa-4.0"}).usable is False, "each asks for itself"
+    assert licenses.verdict({"base": "apache-2.0", "rows": "cc-by-sa-4.0"}).output == "cc-by-sa-4.0"
+    assert licenses.verdict({"base": "mit", "rows": "mit"}).output == "mit"
+
+
+def stated(folder: Path, name: str, license: str | None) -> str:
+    """A folder whose README states a license, or none."""
+    (folder / name).mkdir()
+    if license is not None:
+        (folder / name / "README.md").write_text(f"---\nlicense: {license}\n---\n")
+    return str(folder / name)
+
+
+def recipe(base: str, *data: str) -> Any:
+    sources = [SimpleNamespace(path=one, label=Path(one).name) for one in data]
+    return SimpleNamespace(model=SimpleNamespace(path=base), data=SimpleNamespace(train=sources))
+
+
+def test_check_tells_what_follows(tmp_path: Path) -> None:
+    base = stated(tmp_path, "base", "apache-2.0")
+    _, told = permitted(recipe(base, stated(tmp_path, "rows", "cc-by-nc-4.0")))
+    assert "base: apache-2.0; rows: cc-by-nc-4.0" in told
+    assert "No commercial use, by the license of: rows." in told
+    _, told = permitted(recipe(base, stated(tmp_path, "silent", None)))
+    assert "silent: unknown" in told
+    assert "it is not known what they permit: silent" in told
+    with pytest.raises(LuthierError, match="may not be passed on") as forbidden:
+        permitted(recipe(base, stated(tmp_path, "closed", "cc-by-nd-4.0")))
+    assert "closed" in str(forbidden.value)
+
+
+def test_a_hub_name_is_told_as_it_is_and_a_path_by_its_last_part(tmp_path: Path) -> None:
+    found = licenses.of(recipe("someone/model", stated(tmp_path, "rows", "mit")))
+    assert found.stated == {"someone/model": "unknown", "rows": "mit"}
+    assert found.usable is None
