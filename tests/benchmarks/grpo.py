@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sides import PEERS, TRL_SETTINGS, WARMUP, alternate, compared, ours
+from sides import PEERS, TRL_SETTINGS, WARMUP, alternate, compared, ours, publish
 
 PROMPTS, GENERATIONS, TOKENS = 2, 8, 32
 REWARD = """
@@ -63,7 +63,7 @@ def main() -> None:
                     completions = run["items"] if "unit" in run else run["items"] * GENERATIONS
                     run["completions_per_second"] = completions / run["seconds"]
             table[f"grpo_{setting}"] = compared(results["ours"], results["peer"], "completions_per_second")
-    print(json.dumps(table, indent=1))
+    publish(table)
 
 
 def _ours(workloads: Path, overrides: list[str], options: argparse.Namespace) -> dict[str, object]:
