@@ -2,7 +2,7 @@
 
     python tests/benchmarks/diffusion.py [--steps 6] [--repeats 3] [--settings warm cold bf16]
 
-Needs `../shared` (the peer's script) beside the clone. Both sides train the same adapter on the same pictures. The peer
+Both sides train the same adapter on the same pictures. The peer
 encodes pictures and captions at every step, ours keeps what frozen parts give. `warm` has latents and text embeddings
 in the cache, `cold` begins with an empty one, `uncached` has none, `bf16` is warm in bf16-mixed. Nothing else should
 run.
@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from sides import PEERS, WARMUP, alternate, compared, ours, publish
+from sides import PEERS, WARMUP, alternate, compared, make_workloads, ours, parser, publish
 
 BATCH, SIDE = 16, 64
 SETTINGS = {
@@ -31,20 +29,13 @@ SETTINGS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6, help="timed optimizer steps of each run")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--settings", nargs="+", default=["warm", "cold", "bf16"], choices=SETTINGS)
-    parser.add_argument("--ours", nargs=2, metavar=("SETTING", "WORKLOADS"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser(__doc__, 6, SETTINGS, ["warm", "cold", "bf16"]).parse_args()
     if options.ours:
         setting, workloads = options.ours
         print(json.dumps(_ours(setting, Path(workloads), options)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        made = [sys.executable, str(PEERS / "workloads.py"), folder, "--only", "tokenizer", "diffusion", "images"]
-        subprocess.run(made, check=True, capture_output=True)
+        make_workloads(folder, "tokenizer", "diffusion", "images")
         prepare(Path(folder), BATCH * (options.steps + WARMUP))
         common = ["--steps", str(options.steps)]
         peer = [str(PEERS / "diffusers_lora.py"), *common, "--workloads", folder, "--batch", str(BATCH)]

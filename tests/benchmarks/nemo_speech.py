@@ -3,9 +3,9 @@
     .venv-nemo/bin/python tests/benchmarks/nemo_speech.py [--steps 20] [--repeats 3]     speed: audio seconds a second
     .venv-nemo/bin/python tests/benchmarks/nemo_speech.py --cer EPOCHS                   quality: both from nothing
 
-Needs `../shared` (speech, the peer's script) beside the clone, and NeMo. Ratios of medians are printed as JSON. Nothing
-else should run. For the error rates both models are transcribed by NeMo and scored by us, on text as the peer trains
-it: in lower case. (The file is not called `nemo.py`, as Python would take it for NeMo.)
+Needs `../shared` (speech) beside the clone, and NeMo. Nothing else should run. For the error rates both models are
+transcribed by NeMo and scored by us, on text as the peer trains it: in lower case. (The file is not called `nemo.py`,
+as Python would take it for NeMo.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sides import PEERS, WARMUP, alternate, child, compared, ours, publish
+from sides import PEERS, WARMUP, alternate, child, compared, ours, parser, publish
 
 BATCH, LONGEST, WIDTH = 8, 30.0, 176  # the peer's
 PEAK, WARM = 2.0 / math.sqrt(WIDTH * 10000), 10000  # of its Noam schedule
@@ -152,14 +152,11 @@ def error_rates(folder: Path, weights: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="timed optimizer steps of each run")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cer", type=int, metavar="EPOCHS", help="train both so long and compare error rates")
+    known = parser(__doc__, 20)
+    known.add_argument("--cer", type=int, metavar="EPOCHS", help="train both so long and compare error rates")
     for name in ("ours", "ours-cer", "peer-cer"):
-        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+        known.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
+    options = known.parse_args()
     if options.ours:
         print(
             json.dumps(ours("asr/nemo-ctc", [*overrides(options.ours, PEAK, WARM), "train.epochs=1"], options.threads))

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 from rich.table import Table
-from sides import WARMUP, alternate, ours
+from sides import WARMUP, alternate, ours, parser
 
 WORKS = {
     "asr": ("asr/demo", "asr.demo.prepare"),
@@ -35,13 +35,10 @@ WORKS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--works", nargs="+", default=list(WORKS), choices=WORKS)
-    parser.add_argument("--steps", type=int, default=40, help="timed optimizer steps of each run")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--side", nargs=2, metavar=("NAME", "WORK"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    known = parser(__doc__, 40)
+    known.add_argument("--works", nargs="+", default=list(WORKS), choices=WORKS)
+    known.add_argument("--side", nargs=2, metavar=("NAME", "WORK"), help=argparse.SUPPRESS)
+    options = known.parse_args()
     if options.side:
         print(json.dumps(_side(*options.side, options)))
         return

@@ -3,9 +3,8 @@
     python tests/benchmarks/paraformer.py [--steps 20] [--repeats 3]     speed: audio seconds a second
     python tests/benchmarks/paraformer.py --cer EPOCHS                   quality: both trained from the same weights
 
-Needs `../shared` (speech, the peer's script) beside the clone. Ratios of medians are printed as JSON. Nothing else
-should run. For the error rates both models are transcribed by FunASR's AutoModel and scored by us, on text as the peer
-trains it: in lower case and without spaces.
+Needs `../shared` (speech) beside the clone. Nothing else should run. For the error rates both models are transcribed by
+FunASR's AutoModel and scored by us, on text as the peer trains it: in lower case and without spaces.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sides import PEERS, WARMUP, alternate, child, compared, ours, publish
+from sides import PEERS, WARMUP, alternate, child, compared, ours, parser, publish
 
 FRAMES, LONGEST = 3000, 30.0  # the peer's: padded 10 ms frames of a batch, seconds of a clip
 LEARNING_RATE, WARM = 5e-4, 30000
@@ -140,14 +139,11 @@ def error_rates(config: dict[str, Any], folder: Path, weights: Path) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="timed optimizer steps of each run")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cer", type=int, metavar="EPOCHS", help="train both so long and compare error rates")
+    known = parser(__doc__, 20)
+    known.add_argument("--cer", type=int, metavar="EPOCHS", help="train both so long and compare error rates")
     for name in ("ours", "ours-cer", "peer-cer"):
-        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+        known.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
+    options = known.parse_args()
     if options.ours:
         steps = ["train.epochs=null", f"train.steps={options.steps + WARMUP}"]
         lines = [*overrides(options.ours, LEARNING_RATE, WARM), *steps]

@@ -2,48 +2,49 @@
 
     python tests/benchmarks/sft.py [--steps 8] [--repeats 3] [--settings default fp32 bf16] [--vocabulary 128000]
 
-Needs TRL (`pip install trl`) and `../shared` (the peer's script) beside the clone. Both sides train the same model on
-the same rows; TRL pads them, we join them. `default` is TRL as it comes (bf16 autocast, activation checkpointing)
-beside ours in fp32 without, `fp32` both in fp32 without checkpointing, `bf16` both in bf16 without. With
-`--packing`, TRL packs rows of 1,024 tokens, 2 to a batch (its fastest on a CPU, where it attends over the whole batch),
-and ours packs batches of 2,048. `--vocabulary` gives the model so many tokens, as today's have. Nothing else should
-run.
+Needs TRL (the extra `bench`). Both sides train the same model on the same rows; TRL pads them, we join them. `default`
+is TRL as it comes (bf16 autocast, activation checkpointing) beside ours in fp32 without, `fp32` both in fp32 without
+checkpointing, `bf16` both in bf16 without. With `--packing`, TRL packs rows of 1,024 tokens, 2 to a batch (its fastest
+on a CPU, where it attends over the whole batch), and ours packs batches of 2,048. `--vocabulary` gives the model so
+many tokens, as today's have. Nothing else should run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from sides import PEERS, TRL_SETTINGS, WARMUP, alternate, compared, ours, publish
+from sides import (
+    PEERS,
+    TRL_SETTINGS,
+    WARMUP,
+    alternate,
+    compared,
+    first_rows,
+    make_workloads,
+    ours,
+    parser,
+    publish,
+)  # fmt: skip
 
 BATCH, PACKED, LENGTH = 8, 2, 1024
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8, help="timed optimizer steps of each run")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--packing", action="store_true")
-    parser.add_argument("--vocabulary", type=int, help="tokens of the model; default: the peer's 16,384")
-    parser.add_argument("--settings", nargs="+", default=["default", "fp32"], choices=TRL_SETTINGS)
-    parser.add_argument("--ours", nargs=2, metavar=("SETTING", "WORKLOADS"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    known = parser(__doc__, 8, TRL_SETTINGS, ["default", "fp32"])
+    known.add_argument("--packing", action="store_true")
+    known.add_argument("--vocabulary", type=int, help="tokens of the model; default: the peer's 16,384")
+    options = known.parse_args()
     if options.ours:
         setting, workloads = options.ours
         print(json.dumps(_ours(Path(workloads), TRL_SETTINGS[setting][1], options)))
         return
     table = {}
     with tempfile.TemporaryDirectory() as folder:
-        made = [sys.executable, str(PEERS / "workloads.py"), folder, "--only", "chat", "llm", "tokenizer"]
-        subprocess.run(made, check=True, capture_output=True)
-        rows = Path(folder, "chat.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        Path(folder, "first.jsonl").write_text("".join(rows[: BATCH * (options.steps + WARMUP)]), encoding="utf-8")
+        make_workloads(folder, "chat", "llm", "tokenizer")
+        first_rows(folder, "chat.jsonl", BATCH * (options.steps + WARMUP))
         if options.vocabulary:
             _enlarge(Path(folder, "llm"), options.vocabulary)
         common = ["--steps", str(options.steps), *(["--packing"] if options.packing else [])]
@@ -71,7 +72,7 @@ def _enlarge(model: Path, vocabulary: int) -> None:
 
 
 def _ours(workloads: Path, overrides: list[str], options: argparse.Namespace) -> dict[str, object]:
-    rows = "chat.jsonl" if options.packing else "first.jsonl"
+    rows = "chat.jsonl" if options.packing else "first-chat.jsonl"
     packing = "true" if options.packing else "false"
     return ours(
         "llm/sft",

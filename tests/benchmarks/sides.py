@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,31 @@ TRL_SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     "bf16": (["--no-checkpointing"], ["train.precision=bf16-mixed"]),
 }
 """Of each comparison with TRL: the peer's options, and our overrides of fp32 without activation checkpointing."""
+
+
+def parser(document: str | None, steps: int, settings: Collection[str] = (), default: Sequence[str] = ()) -> Any:
+    """The options of every comparison: `--steps`, `--repeats`, `--threads`; and, where there are several settings,
+    `--settings` and `--ours SETTING FOLDER`, by which the script calls itself for our side."""
+    found = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--steps", type=int, default=steps, help="timed optimizer steps of each run")
+    found.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
+    found.add_argument("--threads", type=int, default=2)
+    if settings:
+        found.add_argument("--settings", nargs="+", default=list(default), choices=settings)
+        found.add_argument("--ours", nargs=2, metavar=("SETTING", "FOLDER"), help=argparse.SUPPRESS)
+    return found
+
+
+def make_workloads(folder: str, *names: str) -> None:
+    """Make workloads of the peers in a folder."""
+    made = [sys.executable, str(PEERS / "workloads.py"), folder, "--only", *names]
+    subprocess.run(made, check=True, capture_output=True)
+
+
+def first_rows(folder: str, name: str, number: int) -> None:
+    """Write `first-NAME` with so many rows of the file `NAME`: those that a peer trains on."""
+    rows = Path(folder, name).read_text(encoding="utf-8").splitlines(keepends=True)
+    Path(folder, f"first-{name}").write_text("".join(rows[:number]), encoding="utf-8")
 
 
 def ours(recipe: str, overrides: Sequence[str], threads: int) -> dict[str, Any]:
@@ -77,7 +103,8 @@ def compared(ours: Sequence[dict[str, Any]], peer: Sequence[dict[str, Any]], spe
 
     Returns:
         Also the share of our time from the begin of forward passes to the end of optimizer steps, the losses of the
-        first step, and the CPU seconds that other processes took in a second of ours, at most.
+        first step, which are to agree where the first batches are the same, and the CPU seconds that other processes
+        took in a second of ours, at most.
     """
 
     def median(runs: Sequence[dict[str, Any]], name: str) -> float:

@@ -2,8 +2,7 @@
 
     python tests/benchmarks/whisper.py [--steps 10] [--repeats 3] [--lora] [--contexts dynamic full]
 
-Needs `../shared` (speech, weights, the peer's script) beside the clone. Ratios of medians are printed as JSON. Nothing
-else should run.
+Needs `../shared` (speech and weights) beside the clone. Nothing else should run.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sides import PEERS, SHARED, WARMUP, alternate, compared, ours, publish
+from sides import PEERS, SHARED, WARMUP, alternate, compared, ours, parser, publish
 
 MODEL = SHARED / "models" / "whisper-tiny.en"
 BATCH = 8
@@ -32,14 +31,11 @@ def rows_of(steps: int, folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=10, help="timed optimizer steps of each run")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--lora", action="store_true")
-    parser.add_argument("--contexts", nargs="+", default=["dynamic", "full"])
-    parser.add_argument("--ours", nargs=2, metavar=("CONTEXT", "ROWS"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    known = parser(__doc__, 10)
+    known.add_argument("--lora", action="store_true")
+    known.add_argument("--contexts", nargs="+", default=["dynamic", "full"])
+    known.add_argument("--ours", nargs=2, metavar=("CONTEXT", "ROWS"), help=argparse.SUPPRESS)
+    options = known.parse_args()
     if options.ours:
         context, rows = options.ours
         overrides = [
@@ -55,8 +51,8 @@ def main() -> None:
         for context in options.contexts:
             sides[context] = [__file__, "--ours", context, rows, "--threads", str(options.threads), *lora]
         results = alternate(sides, options.repeats, options.threads)
-    table = {f"whisper_{name}": compared(results[name], results["peer"], "items_per_second") for name in sides}
-    publish(table)
+    peer = results.pop("peer")
+    publish({f"whisper_{name}": compared(runs, peer, "items_per_second") for name, runs in results.items()})
 
 
 if __name__ == "__main__":
