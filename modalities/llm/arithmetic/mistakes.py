@@ -9,18 +9,19 @@ from typing import Any
 
 from ....common.console import progress
 
-BATCH = 250
+BATCH = 256
 """Answers that are sampled at once."""
 
 
-def make_mistakes(model: str | Path, dialogues: str | Path, file: str | Path, tries: int = 3, seed: int = 0) -> int:
+def make_mistakes(model: str | Path, dialogues: str | Path, file: str | Path, tries: int = 2, seed: int = 0) -> int:
     """Let a model answer the last question of each dialogue several times, at temperature 1, and write its wrong
     answers as pairs: rows of `prompt`, `chosen` (the dialogue's own answer, whose form the model has learned),
     `rejected` and `operands`. A wrong answer that comes twice stands once; a question without one is left out.
 
     Args:
         model: directory of the fine-tuned model and its tokenizer.
-        dialogues: file of `make_sums`; no other sums come into the pairs.
+        dialogues: file of `make_sums`; no other sums come into the pairs. Of those that the model was trained on it
+            makes fewer mistakes, and others than of new ones.
         file: where the pairs go; its folder is made if need be.
         tries: answers to each question.
         seed: fixes the samples.
@@ -42,31 +43,32 @@ def make_mistakes(model: str | Path, dialogues: str | Path, file: str | Path, tr
 
 
 def _answers(model: str, prompts: Sequence[Any], tries: int, seed: int) -> list[list[str]]:
-    """The whole answers among `tries` to each prompt; prompts of similar lengths are answered together."""
+    """The whole answers among `tries` to each prompt."""
     import numpy as np
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from ..config import GenerateSection
-    from ..generate import generate
+    from ....common.losses import TokenLoss
+    from ..model import Head
+    from ..rl.engines.engine import Sampling
+    from ..rl.engines.local import LocalEngine
 
     disable_progress_bar()
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     causal = AutoModelForCausalLM.from_pretrained(model).eval()
     template: dict[str, Any] = {"add_generation_prompt": True, "return_dict": False}
     ids = [np.array(tokenizer.apply_chat_template(one, **template), dtype=np.int32) for one in prompts]
-    section = GenerateSection(max_new_tokens=40, temperature=1.0)
     ends = causal.generation_config.eos_token_id
-    ends = [ends] if isinstance(ends, int) else ends
-    order = sorted(list(range(len(ids))) * tries, key=lambda at: len(ids[at]))
+    sampling = Sampling(max_new_tokens=40, stops=(ends,) if isinstance(ends, int) else tuple(ends))
+    engine = LocalEngine(causal, Head(causal, TokenLoss()), BATCH)
+    seeds = np.random.SeedSequence(seed).generate_state(len(ids) * tries, np.uint64).reshape(-1, tries).tolist()
+    order = sorted(range(len(ids)), key=lambda at: len(ids[at]))
     found: list[list[str]] = [[] for _ in ids]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), progress("sampling answers", "answers") as show:
-        torch.manual_seed(seed)
+    with progress("sampling answers", "questions") as show:
         for begin in range(0, len(order), BATCH):
             part = order[begin : begin + BATCH]
-            for at, one in zip(part, generate(causal, [ids[at] for at in part], section, ends), strict=True):
-                if one.is_finished:
-                    found[at].append(str(tokenizer.decode(one.ids)))
+            drawn = engine.generate([ids[at] for at in part], sampling, [seeds[at] for at in part])
+            for at, completions in zip(part, drawn, strict=True):
+                found[at] = [str(tokenizer.decode(one.tokens[:-1])) for one in completions if one.finished]
             show(begin + len(part), len(order))
     return found

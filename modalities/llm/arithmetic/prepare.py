@@ -13,14 +13,14 @@ from .pairs import make_pairs
 from .sums import make_sums, words
 
 FOLDER = "runs/arithmetic"  # what the shipped recipes name
-FINE_TUNED = "run/checkpoints/best"  # of these, what the first one leaves
-VERSION = 3  # raised when the dialogues, the pairs or the model are made in another way
+FINE_TUNED = "half/checkpoints/best"  # of these, what a first one that was stopped early leaves
+VERSION = 4  # raised when the dialogues, the pairs or the model are made in another way
 
 
 def prepare(folder: str | Path = FOLDER, seed: int = 0) -> bool:
-    """Make dialogues and a small untrained Llama: `sums/{train,validation,test}.jsonl` and `model/` under the folder;
-    pairs of answers to evaluate on, `pairs/{validation,test}.jsonl`; and, once a model was fine-tuned on these
-    dialogues, the mistakes that it still makes in them, `pairs/train.jsonl`.
+    """Make dialogues and a small untrained Llama: `sums/{train,validation,test,further}.jsonl` and `model/` under the
+    folder; pairs of answers to evaluate on, `pairs/{validation,test}.jsonl`; and, once a model was fine-tuned on
+    `train`, the mistakes that it makes in `further`, `pairs/train.jsonl`.
 
     Returns:
         whether anything was made: False when all was there already, from this version, seed and model.
@@ -38,7 +38,7 @@ def prepare(folder: str | Path = FOLDER, seed: int = 0) -> bool:
     if model is None:
         return made
     weights = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
-    dialogues, file = root / "sums" / "train.jsonl", root / "pairs" / "train.jsonl"
+    dialogues, file = root / "sums" / "further.jsonl", root / "pairs" / "train.jsonl"
     return (
         made_once(
             root / "pairs", {**settings, "model": weights}, lambda: make_mistakes(model, dialogues, file, seed=seed)

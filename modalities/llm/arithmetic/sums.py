@@ -24,9 +24,11 @@ def answer(numbers: Sequence[int]) -> str:
     return f"{first}={ones}, {second}={tens}: {sum(numbers)}"
 
 
-def make_sums(folder: str | Path, seed: int = 0, train: int = 5000, validation: int = 500, test: int = 500) -> None:
-    """Write `train.jsonl`, `validation.jsonl` and `test.jsonl`: rows of `messages`, and of `operands`, the number of
-    numbers in the last question.
+def make_sums(
+    folder: str | Path, seed: int = 0, train: int = 5000, validation: int = 500, test: int = 500, further: int = 6000
+) -> None:
+    """Write `train.jsonl`, `validation.jsonl`, `test.jsonl` and `further.jsonl`: rows of `messages`, and of `operands`,
+    the number of numbers in the last question.
 
     No sum of one is in another, in whatever order its numbers stand. The same arguments give the same files.
 
@@ -36,11 +38,13 @@ def make_sums(folder: str | Path, seed: int = 0, train: int = 5000, validation: 
         train: number of dialogues to train on, of one to three questions.
         validation: number of dialogues for evaluation during training.
         test: number of dialogues for the last evaluation.
+        further: number of dialogues for a second training.
     """
     rng = np.random.default_rng(seed)
     Path(folder).mkdir(parents=True, exist_ok=True)
     seen: set[Sum] = set()
-    for name, count in (("test", test), ("validation", validation), ("train", train)):
+    counts = {"test": test, "validation": validation, "train": train, "further": further}
+    for name, count in counts.items():
         rows, used = [], set()
         for _ in range(count):
             sums = list(_unseen(rng, int(rng.integers(1, 4)), seen))

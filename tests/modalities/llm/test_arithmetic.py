@@ -15,7 +15,6 @@ from luthier.common.evaluation.saved import evaluate_checkpoint
 from luthier.common.reading import load
 from luthier.common.training.run import train
 from luthier.common.verify import run as verify
-from luthier.modalities.llm import generate as generation
 from luthier.modalities.llm.arithmetic import prepare as preparation
 from luthier.modalities.llm.arithmetic.__main__ import main
 from luthier.modalities.llm.arithmetic.mistakes import make_mistakes
@@ -23,9 +22,10 @@ from luthier.modalities.llm.arithmetic.model import make_model
 from luthier.modalities.llm.arithmetic.pairs import make_pairs
 from luthier.modalities.llm.arithmetic.prepare import FOLDER, fine_tuned, prepare
 from luthier.modalities.llm.arithmetic.sums import answer, make_sums, words
-from luthier.modalities.llm.generate import Generated
+from luthier.modalities.llm.rl.engines.engine import Completion
+from luthier.modalities.llm.rl.engines.local import LocalEngine
 
-COUNTS = {"train": 60, "validation": 20, "test": 30}
+COUNTS = {"train": 60, "validation": 20, "test": 30, "further": 25}
 RECIPE = "llm/arithmetic-sft"
 
 
@@ -78,9 +78,10 @@ def test_no_sum_is_in_two_files_in_any_order(sums: Path) -> None:
         texts = [one["content"] for row in rows(sums, name) for one in row["messages"] if one["role"] == "user"]
         return {tuple(sorted(int(number) for number in re.findall(r"\d+", text))) for text in texts}
 
-    test, validation, training = asked("test"), asked("validation"), asked("train")
+    test, validation, training, further = (asked(name) for name in ("test", "validation", "train", "further"))
     assert not test & validation
     assert not training & (test | validation)
+    assert not further & (test | validation | training)
 
 
 def test_dialogues_depend_on_the_seed_alone(sums: Path, tmp_path: Path) -> None:
@@ -149,23 +150,25 @@ def test_the_recipe_is_prepared_where_it_is_verified(
 
 
 def test_mistakes_are_the_model_s_own_samples(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the training's dialogues only, each wrong answer once, the same each time; once a model was trained on these
-    dialogues, and anew for another."""
+    """Of dialogues that are in no other file, each wrong answer once, the same each time; once a model was trained on
+    the others, and anew for another."""
     prepare(tmp_path)
     asked = []
+    tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path / "model")
 
-    def answered(causal: Any, prompts: Any, section: Any, ends: Any) -> list[Generated]:
-        assert section.temperature == 1
-        tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path / "model")
+    def answered(self: LocalEngine, prompts: Any, sampling: Any, seeds: Any) -> list[list[Completion]]:
+        assert sampling.temperature == 1
+        assert len({seed for of in seeds for seed in of}) == sum(map(len, seeds))
         asked.extend(tokenizer.decode(one) for one in prompts)
-        texts = [("1+1=2, 0+1+1=2: 22", "what")[at % 2] for at in range(len(prompts))]
-        return [Generated(tokenizer(text).input_ids, text != "what") for text in texts]
+        texts = ("1+1=2, 0+1+1=2: 22<|im_end|>", "what")
+        made = [(tokenizer(text, return_tensors="np").input_ids[0], text != "what") for text in (*texts, texts[0])]
+        return [[Completion(ids, ids * 0.0, finished, 0) for ids, finished in made[: len(of)]] for of in seeds]
 
-    monkeypatch.setattr(generation, "generate", answered)
-    number = make_mistakes(tmp_path / "model", tmp_path / "sums" / "train.jsonl", tmp_path / "made.jsonl", tries=3)
+    monkeypatch.setattr(LocalEngine, "generate", answered)
+    number = make_mistakes(tmp_path / "model", tmp_path / "sums" / "further.jsonl", tmp_path / "made.jsonl", tries=3)
     pairs = [json.loads(line) for line in (tmp_path / "made.jsonl").read_text().splitlines()]
-    known = [(row["messages"][:-1], row["messages"][-1:]) for row in rows(tmp_path / "sums", "train")]
-    assert len(asked) == 3 * len(known)
+    known = [(row["messages"][:-1], row["messages"][-1:]) for row in rows(tmp_path / "sums", "further")]
+    assert len(asked) == len(known)
     assert number == len(pairs) == len({json.dumps(one) for one in pairs})
     for one in pairs:
         assert (one["prompt"], one["chosen"]) in known
