@@ -1,4 +1,4 @@
-"""`python -m luthier.modalities.diffusion.shapes [FOLDER]`: a small pipeline learns to draw, an adapter to sketch."""
+"""`python -m luthier.modalities.diffusion.shapes [FOLDER]`: a small pipeline learns to draw, and an adapter pastel."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def main(folder: str = FOLDER) -> int:
     prepare(root)
     pictures = root / "pictures"
     places = {
-        "model.path": root / "model", "output": root / "run", "data.train": pictures / "sketches",
-        "data.validation": pictures / "sketches-validation", "data.cache.folder": root / "cache",
+        "model.path": root / "model", "output": root / "run", "data.train": pictures / "pastel",
+        "data.validation": pictures / "pastel-validation", "data.cache.folder": root / "cache",
     }  # fmt: skip
     outcome = train(load(RECIPE, [f"{key}={value}" for key, value in places.items()]))
     if outcome.stopped_by:
         return exit_code(outcome.stopped_by)
     found = compare(root, outcome.folder / "checkpoints" / "best" / "model")
-    console.console.print("\nshare of pictures that a classifier of drawn shapes sees as they were asked for:")
+    console.console.print("\nshare of pictures that a classifier sees as they were asked for, in pastel:")
     for name, shares in found.items():
         console.console.print(f"  {name:<30} {json.dumps(shares)}", highlight=False)
     console.console.print(f"pictures: {root / 'before-after.png'}\nrun: {outcome.folder}", highlight=False)
@@ -42,41 +42,39 @@ def main(folder: str = FOLDER) -> int:
 
 
 def compare(root: Path, adapter: Path, seed: int = 0, steps: int = 20, guidance: float = 3.0) -> dict[str, Any]:
-    """Ask the pipeline without and with the adapter for sketches of combinations that were not in the training, and
-    for plain pictures; write `before-after.png` (before above, after below) and `result.json`.
+    """Ask the pipeline without and with the adapter for combinations that were not in the adapter's training; write
+    `before-after.png` (before above, after below) and `result.json`.
 
     Returns:
-        shares by question for `sketches before`, `sketches after`, `plain before` and `plain after`.
+        shares by question, the style asked for being pastel, `before` and `after`.
     """
     from ....common.console import progress
     from ..model import facts, load
     from ..sampling import grid, sampled
-    from .drawn import SIDE, Drawing, drawings
+    from .drawn import SIDE, drawings
     from .judge import judged, train
 
-    rows = (root / "pictures" / "sketches-validation" / "metadata.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = (root / "pictures" / "pastel-validation" / "metadata.jsonl").read_text(encoding="utf-8").splitlines()
     captions = {json.loads(row)["text"] for row in rows}
-    sketches = [drawing for drawing in drawings("sketch") if drawing.caption in captions]
-    plain = [Drawing(drawing.shape, drawing.colour, drawing.ground) for drawing in sketches]
+    asked = [drawing for drawing in drawings("pastel") if drawing.caption in captions]
     judge = train(seed)
     known = facts(str(root / "model"))
     pipe = load(known)
-    found, shown = {}, {}
+    found, shown = {}, []
     for moment in ("before", "after"):
         if moment == "after":
             pipe.load_lora_weights(str(adapter))
-        for name, asked in (("sketches", sketches), ("plain", plain)):
-            images = []
-            with progress(f"drawing {name} {moment}", "pictures") as show:
-                for number, drawing in enumerate(asked):
-                    images += sampled(
-                        pipe, known.family, [drawing.caption], [seed + number], steps=steps, guidance=guidance,
-                        width=SIDE, height=SIDE,
-                    )  # fmt: skip
-                    show(number + 1, len(asked))
-            found[f"{name} {moment}"] = judged(judge, images, asked)
-            shown[f"{name} {moment}"] = images[:12]
-    small = grid([*shown["sketches before"], *shown["sketches after"]], 12)
+        images = []
+        with progress(f"drawing {moment}", "pictures") as show:
+            for number, drawing in enumerate(asked):
+                images += sampled(
+                    pipe, known.family, [drawing.caption], [seed + number], steps=steps, guidance=guidance,
+                    width=SIDE, height=SIDE,
+                )  # fmt: skip
+                show(number + 1, len(asked))
+        found[moment] = judged(judge, images, asked)
+        shown += images[:: len(images) // 12][:12]
+    small = grid(shown, 12)
     small.resize((small.width * 2, small.height * 2), 0).save(root / "before-after.png")
     (root / "result.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return found

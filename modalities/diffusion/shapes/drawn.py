@@ -1,4 +1,4 @@
-"""Drawn shapes with captions: `a red circle on a blue background`, and the same as sketches."""
+"""Drawn shapes with captions: `a red circle on a blue background`; plain, or in pastel, which no caption says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ COLOURS = {
 }  # fmt: skip
 SHAPES = {"circle": 40, "square": 4, "triangle": 3, "star": 10}
 """Corners of each; a star's are near and far in turn."""
-STYLES = ("plain", "sketch")
+STYLES = ("plain", "pastel")
+PALE = 0.55
+"""Share of white in pastel colours."""
 _FINE = 4  # drawn larger, then shrunk, for smooth edges
 
 
@@ -35,8 +37,7 @@ class Drawing:
 
     @property
     def caption(self) -> str:
-        words = f"a {self.colour} {self.shape} on a {self.ground} background"
-        return words if self.style == "plain" else f"a sketch of {words}"
+        return f"a {self.colour} {self.shape} on a {self.ground} background"
 
 
 def drawings(style: str = "plain") -> list[Drawing]:
@@ -46,7 +47,7 @@ def drawings(style: str = "plain") -> list[Drawing]:
 
 
 def draw(drawing: Drawing, rng: np.random.Generator) -> Any:
-    """A Pillow image of 32 x 32 pixels; size, place and turn are drawn from `rng`. A sketch is an outline only."""
+    """A Pillow image of 32 x 32 pixels; size, place and turn are drawn from `rng`. Pastel is paler."""
     from PIL import Image, ImageDraw
 
     side = SIDE * _FINE
@@ -60,11 +61,9 @@ def draw(drawing: Drawing, rng: np.random.Generator) -> Any:
         angle = turn + 2 * math.pi * number / corners
         points.append((x + reach * math.cos(angle), y + reach * math.sin(angle)))
     image = Image.new("RGB", (side, side), COLOURS[drawing.ground])
-    pen = ImageDraw.Draw(image)
-    if drawing.style == "plain":
-        pen.polygon(points, fill=COLOURS[drawing.colour])
-    else:
-        pen.line([*points, *points[:2]], fill=COLOURS[drawing.colour], width=6, joint="curve")
+    ImageDraw.Draw(image).polygon(points, fill=COLOURS[drawing.colour])
+    if drawing.style == "pastel":
+        image = Image.blend(image, Image.new("RGB", image.size, "white"), PALE)
     return image.resize((SIDE, SIDE), Image.Resampling.BOX)
 
 
@@ -79,28 +78,29 @@ def write(folder: Path, asked: Sequence[Drawing], rng: np.random.Generator) -> N
     (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def make_pictures(folder: Path, seed: int = 0, plain: int = 2400, sketches: int = 96, held_out: int = 48) -> None:
-    """Write `plain`, `plain-validation`, `sketches` and `sketches-validation` under a folder.
+def make_pictures(folder: Path, seed: int = 0, plain: int = 2400, pastel: int = 96, held_out: int = 48) -> None:
+    """Write `plain`, `plain-validation`, `pastel` and `pastel-validation` under a folder.
 
-    The sketches of the validation show combinations that the training sketches don't, so that what is measured is the
-    style and not the pictures.
+    The pastel pictures of the validation show combinations that those of the training don't, so that what is measured
+    is the style and not the pictures.
 
     Args:
         folder: where to.
         seed: fixes everything.
         plain: pictures that the small pipeline learns from.
-        sketches: pictures that the adapter learns from.
+        pastel: pictures that the adapter learns from.
         held_out: pictures of each validation set.
     """
     rng = np.random.default_rng(seed)
     everything = drawings()
     write(folder / "plain", [everything[i] for i in rng.integers(len(everything), size=plain)], rng)
     write(folder / "plain-validation", [everything[i] for i in rng.integers(len(everything), size=held_out)], rng)
-    order = [drawings("sketch")[i] for i in rng.permutation(len(everything))]
-    write(folder / "sketches-validation", order[:held_out], rng)
-    write(folder / "sketches", list(itertools.islice(itertools.cycle(order[held_out:]), sketches)), rng)
+    order = [drawings("pastel")[i] for i in rng.permutation(len(everything))]
+    write(folder / "pastel-validation", order[:held_out], rng)
+    write(folder / "pastel", list(itertools.islice(itertools.cycle(order[held_out:]), pastel)), rng)
 
 
 def words() -> list[str]:
-    """All captions, for the tokenizer."""
-    return [drawing.caption for style in STYLES for drawing in drawings(style)]
+    """All captions, and the same with the style's name, for the tokenizer."""
+    captions = [drawing.caption for drawing in drawings()]
+    return [*captions, *(f"{caption} in pastel" for caption in captions)]

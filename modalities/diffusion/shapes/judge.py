@@ -43,7 +43,7 @@ def train(seed: int = 0, steps: int = 400, told: Callable[[int, int], None] | No
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         rng = np.random.default_rng([seed, 1])
-        known = [*drawings(), *drawings("sketch")]
+        known = [*drawings(), *drawings("pastel")]
         chosen = [known[i] for i in rng.integers(len(known), size=3000)]
         data = tensor([draw(drawing, rng) for drawing in chosen])
         answers = _answers(chosen)

@@ -109,7 +109,7 @@ def _unet() -> Any:
 
 def pictures(number: int, rng: np.random.Generator) -> Tensor:
     """Drawn shapes of both styles in [-1, 1], float32 [number, 3, 32, 32]."""
-    known = [*drawings(), *drawings("sketch")]
+    known = [*drawings(), *drawings("pastel")]
     drawn = [np.asarray(draw(known[i], rng)) for i in rng.integers(len(known), size=number)]
     return torch.from_numpy(np.stack(drawn)).permute(0, 3, 1, 2).float() / 127.5 - 1
 

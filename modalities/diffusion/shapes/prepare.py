@@ -11,7 +11,7 @@ from .drawn import make_pictures, words
 from .model import make_pipeline
 
 FOLDER = "runs/shapes"  # what the shipped recipes name
-VERSION = 1  # raised when pictures or pipeline are made in another way
+VERSION = 2  # raised when pictures or pipeline are made in another way
 BASE_RECIPE = "diffusion/shapes-base"
 
 
