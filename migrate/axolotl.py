@@ -13,15 +13,17 @@ from .language import (
     LORA,
     PAIRS,
     four_bits,
+    jinja,
     need,
+    online_loss,
     packed,
     rewards,
     rollouts,
     unknown,
     with_lora,
 )
-from .rules import by_kind, choice, listed, missing, needless, number, only_with, to, unless_off, whole
-from .trainer import OPTIMIZERS, SCHEDULES, TRAINER
+from .rules import by_kind, choice, flag, listed, missing, needless, number, only_with, to, unless_off, whole
+from .trainer import OPTIMIZERS, SCHEDULES, TRAINER, tracker
 
 TELLING = frozenset(
     {
@@ -46,15 +48,9 @@ def kind(given: Mapping[str, Any], where: str) -> str:
         return "llm.reward"
     if given.get("process_reward_model"):
         return "llm.prm"
-    types = {one.get("type") for one in given.get("datasets") or [] if isinstance(one, Mapping)}
-    return "llm.pretrain" if given.get("pretraining_dataset") or types == {"completion"} else "llm.sft"
-
-
-def _jinja(draft: Draft, key: str, value: Any) -> None:
-    if "{" in str(value):
-        draft.say(key, value, "unsupported", "write it into a file: data.chat_template: FILE")
-    else:
-        draft.mapped(key, value, {"data.chat_template": value})
+    types = [one.get("type") for one in given.get("datasets") or [] if isinstance(one, Mapping)]
+    plain = bool(types) and all(one == "completion" for one in types)
+    return "llm.pretrain" if given.get("pretraining_dataset") or plain else "llm.sft"
 
 
 def _share(draft: Draft, key: str, value: Any) -> None:
@@ -79,7 +75,20 @@ def _each_epoch(place: str) -> Rule:
 
 
 def _special(draft: Draft, key: str, value: Any) -> None:
-    draft.say(key, value, "unsupported", "set it in the tokenizer and save that; new ones: model.new_tokens")
+    if set(value) <= {"pad_token"}:
+        draft.say(key, value, "not needed", "nothing is padded")
+    else:
+        draft.say(key, value, "unsupported", "set it in the tokenizer and save that; new ones: model.new_tokens")
+
+
+def _plugins(draft: Draft, key: str, value: Any) -> None:
+    for at, one in enumerate(listed(value)):
+        if "liger" in one:
+            draft.mapped(f"{key}[{at}]", one, {"model.kernels": "liger"})
+        elif "cut_cross_entropy" in one:
+            draft.say(f"{key}[{at}]", one, "not needed", "logits of a whole batch are never in memory")
+        else:
+            draft.say(f"{key}[{at}]", one, "unsupported", "plugins change what is trained; this one is not known")
 
 
 def _rl_loss(draft: Draft, key: str, value: Any) -> None:
@@ -107,6 +116,7 @@ KEYS: dict[str, Rule] = {
     **TRAINER,
     **{f"trl.{name}": rule for name, rule in GRPO.items()},
     "trl.beta": _BETA,
+    "trl.loss_type": online_loss,
     "trl.reward_funcs": rewards,
     **{
         f"trl.vllm_{name}": needless("only with use_vllm")
@@ -143,7 +153,7 @@ KEYS: dict[str, Rule] = {
     "base_model_config": needless("the model's own"),
     "is_llama_derived_model": needless("told by the model"),
     "revision_of_model": missing("fetch that revision, and give its folder as model.path"),
-    "trust_remote_code": to("model.trust_remote_code", bool),
+    "trust_remote_code": to("model.trust_remote_code", flag),
     "strict": needless("keys that are not known are always refused"),
     "load_in_4bit": unless_off(four_bits),
     "load_in_8bit": EIGHT_BITS,
@@ -185,12 +195,12 @@ KEYS: dict[str, Rule] = {
     "dataset_exact_deduplication": missing("take doubles out of the data before"),
     "push_dataset_to_hub": missing("nothing is uploaded in a run"),
     "hf_use_auth_token": needless("log in with `hf auth login`"),
-    "streaming": to("data.streaming", bool),
+    "streaming": to("data.streaming", flag),
     "streaming_multipack_buffer_size": to("data.buffer", whole),
     "pretrain_multipack_buffer_size": to("data.buffer", whole),
     "pretrain_multipack_attn": needless("no document sees another"),
     "chat_template": template,
-    "chat_template_jinja": unless_off(_jinja),
+    "chat_template_jinja": unless_off(jinja),
     "default_system_message": missing("write it into the rows"),
     "eot_tokens": needless("ends of turns are found in the template"),
     "special_tokens": unless_off(_special, "none"),
@@ -203,7 +213,7 @@ KEYS: dict[str, Rule] = {
     "sequence_len": to("data.max_length", whole),
     "min_sample_len": missing("leave short rows out of the data"),
     "excess_length_strategy": needless("data.too_long says what becomes of long examples"),
-    "sample_packing": to("data.batch.packing", bool),
+    "sample_packing": to("data.batch.packing", flag),
     "eval_sample_packing": needless("evaluation never pads"),
     "pad_to_sequence_len": needless("nothing is padded"),
     "batch_flattening": needless("nothing is padded"),
@@ -234,6 +244,7 @@ KEYS: dict[str, Rule] = {
     "flex_attention": _FASTER,
     "eager_attention": _FASTER,
     "attn_implementation": _FASTER,
+    "attention": _FASTER,
     "s2_attention": missing("attention is as the model has it"),
     **dict.fromkeys(
         (
@@ -248,11 +259,7 @@ KEYS: dict[str, Rule] = {
         ),
         _FASTER,
     ),
-    "plugins": lambda draft, key, value: (
-        draft.mapped(key, value, {"model.kernels": "liger"})
-        if all("liger" in str(one) for one in value or ["?"])
-        else draft.say(key, value, "unsupported", "plugins change what is trained; only Liger's kernels are known")
-    ),
+    "plugins": _plugins,
     "liger_rope": needless("said by model.kernels"),
     "liger_rms_norm": needless("said by model.kernels"),
     "liger_glu_activation": needless("said by model.kernels"),
@@ -263,6 +270,7 @@ KEYS: dict[str, Rule] = {
     "tensor_parallel_size": unless_off(to("train.tensor_parallel", whole)),
     "evals_per_epoch": _each_epoch("evaluate.every"),
     "saves_per_epoch": _each_epoch("checkpoint.every"),
+    "save_first_step": needless("`luthier check` saves and reloads a checkpoint before the run"),
     "eval_table_size": needless("evaluate.samples are kept for reading"),
     "eval_max_new_tokens": needless("evaluate.generate.max_new_tokens, where answers are generated"),
     "do_bench_eval": missing("evaluate.harness"),
@@ -272,10 +280,9 @@ KEYS: dict[str, Rule] = {
     "loss_watchdog_patience": needless("see train.max_skipped"),
     "gc_steps": needless("a setting that changes no result"),
     "debug": needless("train.debug, and --debug"),
-    "use_tensorboard": unless_off(to("track.loggers", lambda value: ["csv", "tensorboard"])),
+    "use_tensorboard": unless_off(tracker("tensorboard")),
     **dict.fromkeys(
         (
-            "wandb_project",
             "wandb_entity",
             "wandb_watch",
             "wandb_name",
@@ -283,15 +290,16 @@ KEYS: dict[str, Rule] = {
             "wandb_log_model",
             "wandb_mode",
             "mlflow_tracking_uri",
-            "mlflow_experiment_name",
             "mlflow_run_name",
             "comet_project_name",
             "local_rank",
         ),
         _TRACKER,
     ),
-    "use_wandb": missing("track.loggers"),
-    "use_mlflow": missing("track.loggers"),
+    "use_wandb": unless_off(tracker("wandb")),
+    "use_mlflow": unless_off(tracker("mlflow")),
+    "wandb_project": unless_off(tracker("wandb")),  # a name there switches the tracker on
+    "mlflow_experiment_name": unless_off(tracker("mlflow")),
     "profiler_steps": missing("train.debug looks inside"),
     "local_files_only": needless("set HF_HUB_OFFLINE=1"),
     "rl": unless_off(_rl_loss, "none"),
@@ -304,7 +312,7 @@ KEYS: dict[str, Rule] = {
     "dpo_label_smoothing": by_kind({"llm.dpo": unless_off(to("task.label_smoothing", number))}),
     "dpo_loss_type": by_kind({"llm.dpo": choice("task.loss", {one: one for one in PAIRS})}),
     "dpo_use_weighting": missing("pairs all weigh the same"),
-    "precompute_ref_log_probs": by_kind({"llm.dpo": to("task.precompute_reference", bool)}),
+    "precompute_ref_log_probs": by_kind({"llm.dpo": to("task.precompute_reference", flag)}),
     "kto_desirable_weight": by_kind({"llm.kto": to("task.desirable_weight", number)}),
     "kto_undesirable_weight": by_kind({"llm.kto": to("task.undesirable_weight", number)}),
     "max_prompt_len": needless("data.max_length bounds a prompt with its answer"),
@@ -328,6 +336,9 @@ def settle(draft: Draft) -> None:
         draft.default("train.precision", "bf16-mixed")
     if "pretraining_dataset" in draft.given:
         draft.default("data.streaming", True)
+    if draft.kind == "llm.grpo":  # as TRL, which trains there
+        draft.default("task.loss", "dapo")
+        draft.default("task.clip_high", draft.get("task.clip_low", 0.2))
     with_lora(draft, draft.has("adapter") and not draft.has("lora_model_dir"), {"dropout": 0.0})
     packed(draft)
     rollouts(draft)

@@ -18,6 +18,11 @@ _COLUMNS = {
     "message_field_training": ("train",), "field_thinking": ("reasoning_content",),
 }  # fmt: skip
 """Keys that name a column, and the names under which it is known."""
+_ROLES = {
+    "system": {"system"}, "user": {"user", "human"}, "assistant": {"assistant", "gpt"},
+    "tool": {"tool", "observation", "function_response"},
+}  # fmt: skip
+"""Roles, and the names that rows may have for them."""
 
 
 def datasets(place: str) -> Rule:
@@ -29,32 +34,33 @@ def datasets(place: str) -> Rule:
         for at, one in enumerate(sets):
             for name, given in one.items():
                 _column(draft, f"{key}[{at}].{name}", str(name), given, one)
-        sources(draft, place, [_source(one) for one in sets])
+        sources(draft, place, [source for one in sets for source in _sources(one)])
 
     return rule
 
 
-def _source(one: Mapping[str, Any]) -> Any:
-    files = one.get("data_files")
-    path = (
-        files
-        if isinstance(files, str)
-        else files[0]
-        if isinstance(files, list) and len(files) == 1
-        else one.get("path")
-    )
-    if files and path != one.get("path") and one.get("path") not in (None, "json", "csv", "parquet", "text"):
-        path = str(Path(str(one["path"])) / str(path))
-    split = one.get("split")
-    local = Path(str(path)).suffix in (".jsonl", ".json", ".csv", ".parquet", ".arrow")
-    return {"path": path, "split": split} if split and not local else path
+def _sources(one: Mapping[str, Any]) -> list[Any]:
+    """The files of a data set; a data set without any is one by its path."""
+    files, folder, split = one.get("data_files") or [], one.get("path"), one.get("split")
+    files = [files] if isinstance(files, str) else files
+    if folder not in (None, "json", "csv", "parquet", "text"):
+        files = [str(Path(str(folder)) / str(file)) for file in files]
+    local = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
+    return [
+        {"path": path, "split": split} if split and Path(str(path)).suffix not in local else path
+        for path in files or [folder]
+    ]
 
 
 def _column(draft: Draft, key: str, name: str, value: Any, one: Mapping[str, Any]) -> None:
     if name in ("path", "data_files"):
-        draft.say(key, value, "mapped", f"path of a data set: {_source(one)}")
+        draft.say(key, value, "mapped", f"path of a data set: {', '.join(map(str, _sources(one)))}")
+    elif name in ("name", "revision") and not is_off(value):
+        draft.say(key, value, "unsupported", "save that part of the data set as a file, and name it")
+    elif name == "roles" and all(set(said or ()) <= _ROLES.get(str(role), set()) for role, said in value.items()):
+        draft.say(key, value, "not needed", "known by these names")
     elif name == "split":
-        told = f"split: {value}" if isinstance(_source(one), dict) else ""
+        told = f"split: {value}" if any(isinstance(source, dict) for source in _sources(one)) else ""
         draft.say(key, value, "mapped" if told else "not needed", told or "a file has no splits")
     elif name in ("ds_type", "trust_remote_code", "name", "revision") and (name in ("ds_type",) or is_off(value)):
         draft.say(key, value, "not needed", "told by the file's name" if name == "ds_type" else "off, as it is here")

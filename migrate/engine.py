@@ -62,7 +62,8 @@ class Imported:
     def text(self) -> str:
         """The recipe as YAML; what was not carried over stands above it."""
         head = [f"# From a file of {self.tool}, by `luthier import`."]
-        head += [f"# not carried over: {one.key}: {one.told}" for one in self.lines if one.status == "unsupported"]
+        lost = (f"{one.key}: {one.told}" for one in self.lines if one.status == "unsupported")
+        head += [f"# not carried over: {' '.join(one.split())}" for one in lost]  # one line each, whatever the key
         return "\n".join(head) + "\n" + yaml.safe_dump(self.tree, sort_keys=False, allow_unicode=True)
 
 
@@ -102,10 +103,11 @@ def import_file(file: Path, tool: str | None = None, kind: str | None = None) ->
 
 
 def guess(given: Mapping[str, Any], where: str) -> str:
-    """The tool whose own keys a file has. Raises RecipeError if it has none, or those of several."""
+    """The tool whose own keys a file has. Raises RecipeError if it has none, or about as many of another."""
     found = {name: sorted(tool.telling & given.keys()) for name, tool in TOOLS.items() if tool.telling & given.keys()}
-    if len(found) == 1:
-        return next(iter(found))
+    most, *others = sorted(found, key=lambda name: -len(found[name])) or [""]
+    if most and all(len(found[most]) >= len(found[other]) + 2 for other in others):
+        return most
     told = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in found.items())
     raise RecipeError(
         "can't tell which tool this is for",
@@ -122,7 +124,10 @@ def _key(draft: Draft, keys: Mapping[str, Rule], key: str, value: Any, tool: str
         draft.say(key, value, "not needed", "empty")
     elif key in keys:
         before = len(draft.lines)
-        keys[key](draft, key, value)
+        try:
+            keys[key](draft, key, value)
+        except (AttributeError, LookupError, TypeError, ValueError):  # a file of others may hold anything
+            draft.say(key, value, "unsupported", f"not a value that {tool} takes here; set it yourself")
         assert len(draft.lines) > before, key  # no key vanishes
     elif inner and isinstance(value, dict):
         for name, one in value.items():

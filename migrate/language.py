@@ -7,7 +7,7 @@ from typing import Any
 
 from ..common.errors import RecipeError
 from .draft import Draft, Rule, is_off
-from .rules import by_kind, choice, listed, missing, number, to, unless_off, whole
+from .rules import by_kind, choice, flag, listed, missing, number, to, unless_off, whole
 
 PAIRS = ("sigmoid", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired",
          "apo_zero", "apo_down", "discopop", "sigmoid_norm", "orpo", "simpo", "cpo")  # fmt: skip
@@ -30,10 +30,18 @@ LORA: dict[str, Rule] = {
     "dropout": to("model.lora.dropout", number),
     "target": lambda draft, key, value: draft.mapped(key, value, {"model.lora.target_modules": targets(value)}),
     "save": unless_off(to("model.lora.modules_to_save", listed)),
-    "dora": to("model.lora.dora", bool),
-    "rslora": to("model.lora.rslora", bool),
+    "dora": to("model.lora.dora", flag),
+    "rslora": to("model.lora.rslora", flag),
 }
 """The fields of LoRA, which every tool names in its own way."""
+
+
+def jinja(draft: Draft, key: str, value: Any) -> None:
+    """A chat template: a file, or the template itself."""
+    if "{" in str(value):
+        draft.say(key, value, "unsupported", "write it into a file: data.chat_template: FILE")
+    else:
+        draft.mapped(key, value, {"data.chat_template": value})
 
 
 def targets(value: Any) -> str | list[str]:
@@ -49,6 +57,9 @@ def with_lora(draft: Draft, wanted: bool, defaults: Mapping[str, Any]) -> None:
         return
     for name, value in defaults.items():
         draft.default(f"model.lora.{name}", value)
+    if draft.get("model.lora.init") == "pissa" and draft.get("model.quantization", "none") != "none":
+        draft.drop("model.lora.init")  # PEFT refuses it
+        draft.say("(adapter)", "pissa", "unsupported", "it takes the base's weights apart, which 4 bits don't allow")
 
 
 def lora_only(rule: Rule, wanted: str) -> Rule:
@@ -74,7 +85,6 @@ EIGHT_BITS = missing("model.quantization: nf4 keeps the base in 4 bits; 8 bits a
 def losses(draft: Draft, key: str, value: Any) -> None:
     """A loss of pairs, or several with weights."""
     names = listed(value)
-    names = [{"kto_pair": "apo_zero"}.get(one, one) if one in PAIRS else one for one in names]
     if any(one not in PAIRS for one in names):
         draft.say(key, value, "unsupported", f"choose task.loss: {', '.join(PAIRS)}")
         return
@@ -114,8 +124,13 @@ def packed(draft: Draft, length: str = "data.max_length") -> None:
 
 def rollouts(draft: Draft) -> None:
     """Sizes of online training: the tools count completions in a batch, we count prompts."""
-    if draft.kind != "llm.grpo":
-        return
+    if draft.kind == "llm.grpo":
+        _grouped(draft)
+    if draft.kind in ("llm.grpo", "llm.ppo"):
+        _lengths(draft)
+
+
+def _grouped(draft: Draft) -> None:
     group = int(draft.get("rollout.num_generations", 8))
     rows, windows = int(draft.get("data.batch.examples", 8)), int(draft.get("train.accumulate", 1))
     examples, accumulate = (rows // group, windows) if rows >= group else (1, max(1, rows * windows // group))
@@ -126,6 +141,9 @@ def rollouts(draft: Draft) -> None:
         f"data.batch.examples: {examples}, train.accumulate: {accumulate} (prompts, each with {group} completions; "
         f"{rows} completions in {windows} batches there)",
     )  # fmt: skip
+
+
+def _lengths(draft: Draft) -> None:
     prompt, answer = draft.get("data.max_length"), int(draft.get("rollout.max_new_tokens", 256))
     if prompt is not None:
         draft.put("data.max_length", int(prompt) + answer)
@@ -178,6 +196,11 @@ def sources(draft: Draft, place: str, found: Iterable[Any]) -> None:
         draft.put(place, listed_[0] if len(listed_) == 1 else listed_)
 
 
+VLLM = missing(
+    "rollout.engine: {server: vllm, urls: [...]} lets servers draw completions; else the model in the trainer's own "
+    "process does"
+)
+
 SCALE = {"group": "group", "batch": "batch", "none": "none", True: "group", False: "none", "true": "group"}
 
 GRPO: dict[str, Rule] = {
@@ -204,7 +227,7 @@ GRPO: dict[str, Rule] = {
     "epsilon_high": to("task.clip_high", number),
     "delta": unless_off(to("task.ratio_cap", number)),
     "scale_rewards": choice("task.scale", SCALE),
-    "mask_truncated_completions": to("task.mask_truncated", bool),
+    "mask_truncated_completions": to("task.mask_truncated", flag),
     "importance_sampling_level": lambda draft, key, value: (
         draft.say(key, value, "not needed", "as here")
         if value == "token"
@@ -215,12 +238,41 @@ GRPO: dict[str, Rule] = {
     "sync_ref_model": missing("the reference stays as it is"),
     "ref_model_mixup_alpha": lambda draft, key, value: draft.say(key, value, "not needed", "only with sync_ref_model"),
     "ref_model_sync_steps": lambda draft, key, value: draft.say(key, value, "not needed", "only with sync_ref_model"),
-    "use_vllm": missing("rollout.engine: completions are drawn by the model in the trainer's own process"),
+    "use_vllm": VLLM,
     "generation_batch_size": missing("rollout.batch: most completions that are drawn at a time"),
     "dynamic_sample": unless_off(to("task.zero_variance", lambda value: "resample")),
     "entropy_coef": unless_off(to("task.entropy_weight", number)),
 }
 """Keys of online training, by TRL's names, which ms-swift and Axolotl use too."""
+
+
+def _clips(draft: Draft, key: str, value: Any) -> None:
+    draft.mapped(key, value, {"task.clip_low": number(value), "task.clip_high": number(value)})
+
+
+def rewarded(draft: Draft, key: str, value: Any) -> None:
+    """One reward model or several, after the rewards that are there."""
+    models = [{"kind": "model", "path": one} for one in listed(value)]
+    draft.mapped(key, value, {"rewards": [*draft.get("rewards", []), *models]})
+
+
+PPO: dict[str, Rule] = {
+    name: by_kind({"llm.ppo": rule})
+    for name, rule in {
+        "num_ppo_epochs": to("rollout.iterations", whole),
+        "num_mini_batches": to("rollout.steps", whole),
+        "response_length": to("rollout.max_new_tokens", whole),
+        "kl_coef": to("task.kl.weight", number),
+        "cliprange": _clips,
+        "vf_coef": to("task.value_weight", number),
+        "cliprange_value": to("task.value_clip", number),
+        "gamma": to("task.gamma", number),
+        "lam": to("task.gae_lambda", number),
+        "whiten_rewards": missing("task.whiten gives advantages, not rewards, mean 0 and deviation 1"),
+        "missing_eos_penalty": missing("a reward of kind overlong or function"),
+    }.items()
+}
+"""Keys of PPO, by TRL's names, which ms-swift uses too."""
 
 
 def online_loss(draft: Draft, key: str, value: Any) -> None:

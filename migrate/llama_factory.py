@@ -8,27 +8,41 @@ from pathlib import Path
 from typing import Any
 
 from .draft import Draft, Rule
-from .language import EIGHT_BITS, LORA, four_bits, lora_only, losses, need, packed, sources, unknown, with_lora
-from .rules import by_kind, listed, missing, needless, number, same, to, unless_off, whole
-from .trainer import TRAINER
+from .language import (
+    EIGHT_BITS,
+    GRPO,
+    LORA,
+    four_bits,
+    lora_only,
+    losses,
+    need,
+    packed,
+    rewarded,
+    rollouts,
+    sources,
+    unknown,
+    with_lora,
+)
+from .rules import by_kind, flag, listed, missing, needless, number, same, to, unless_off, whole
+from .trainer import TRAINER, tracker
 
 TELLING = frozenset(
     {
         "stage", "finetuning_type", "cutoff_len", "dataset_dir", "lora_target", "pref_beta", "pref_loss", "pref_ftx",
         "val_size", "plot_loss", "quantization_bit", "quantization_method", "neat_packing", "flash_attn",
-        "mask_history",
-        "overwrite_cache", "preprocessing_num_workers", "adapter_name_or_path", "enable_liger_kernel", "media_dir",
+        "mask_history", "overwrite_cache", "adapter_name_or_path", "enable_liger_kernel", "media_dir",
     }
 )  # fmt: skip
 
-_STAGES = {"pt": "llm.pretrain", "sft": "llm.sft", "rm": "llm.reward", "dpo": "llm.dpo", "kto": "llm.kto"}
+_STAGES = {
+    "pt": "llm.pretrain", "sft": "llm.sft", "rm": "llm.reward", "dpo": "llm.dpo", "kto": "llm.kto", "ppo": "llm.ppo",
+}  # fmt: skip
 
 
 def kind(given: Mapping[str, Any], where: str) -> str:
     stage = given.get("stage", "sft")
     if stage not in _STAGES:
-        do = "online training here is llm.grpo; see `luthier recipes show llm/grpo`" if stage == "ppo" else None
-        raise unknown(f"stage: {stage}", where, f"one of {', '.join(_STAGES)}", do)
+        raise unknown(f"stage: {stage}", where, f"one of {', '.join(_STAGES)}")
     return _STAGES[stage]
 
 
@@ -107,7 +121,7 @@ KEYS: dict[str, Rule] = {
     "create_new_adapter": missing(
         "merge the first adapter (`luthier export --to merged`), and train a new one on that"
     ),
-    "trust_remote_code": to("model.trust_remote_code", bool),
+    "trust_remote_code": to("model.trust_remote_code", flag),
     "model_revision": same("main", "fetch that revision, and give its folder as model.path"),
     "cache_dir": needless("set HF_HOME"),
     "use_fast_tokenizer": needless("always a fast one"),
@@ -178,8 +192,8 @@ KEYS: dict[str, Rule] = {
         }.items()
         for end in ends
     },
-    "use_dft_loss": unless_off(to("task.loss.dynamic", bool)),
-    "dft_loss": unless_off(to("task.loss.dynamic", bool)),
+    "use_dft_loss": unless_off(to("task.loss.dynamic", flag)),
+    "dft_loss": unless_off(to("task.loss.dynamic", flag)),
     "use_eaft_loss": missing("task.loss.dynamic weighs tokens by their probability"),
     "compute_accuracy": needless("accuracy is always computed"),
     "plot_loss": needless("curves.csv, and `luthier report`"),
@@ -199,7 +213,7 @@ KEYS: dict[str, Rule] = {
     "enable_thinking": missing("chat_template_kwargs in the rows"),
     "tool_format": needless("the template writes tools"),
     "efficient_eos": needless("ends of turns are learned"),
-    "streaming": to("data.streaming", bool),
+    "streaming": to("data.streaming", flag),
     "buffer_size": to("data.buffer", whole),
     "mix_strategy": lambda draft, key, value: (
         draft.say(key, value, "not needed", "as here: each row once")
@@ -216,13 +230,17 @@ KEYS: dict[str, Rule] = {
     "ignore_pad_token_for_loss": needless("nothing is padded"),
     "val_size": missing("cut a validation file off, and name it: data.validation"),
     "eval_on_each_dataset": needless("metrics come by source too"),
-    "packing": unless_off(to("data.batch.packing", bool)),
-    "neat_packing": unless_off(to("data.batch.packing", bool)),
+    "packing": unless_off(to("data.batch.packing", flag)),
+    "neat_packing": unless_off(to("data.batch.packing", flag)),
     "predict_with_generate": missing("evaluate.generate lets the model answer"),
     "generation_max_length": missing("evaluate.generate.max_new_tokens"),
-    "max_new_tokens": missing("evaluate.generate.max_new_tokens"),
-    "top_p": needless("only when it generates"),
-    "temperature": needless("only when it generates"),
+    "max_new_tokens": lambda draft, key, value: (
+        draft.mapped(key, value, {"rollout.max_new_tokens": whole(value)})
+        if draft.kind == "llm.ppo"
+        else draft.say(key, value, "unsupported", "evaluate.generate.max_new_tokens")
+    ),
+    "top_p": by_kind({"llm.ppo": GRPO["top_p"]}, "only when it generates"),
+    "temperature": by_kind({"llm.ppo": GRPO["temperature"]}, "only when it generates"),
     "do_sample": needless("only when it generates"),
     "pref_beta": by_kind({"llm.dpo": to("task.beta", number), "llm.kto": to("task.beta", number)}),
     "pref_loss": by_kind({"llm.dpo": losses}),
@@ -236,7 +254,15 @@ KEYS: dict[str, Rule] = {
     "ref_model": by_kind({"llm.dpo": unless_off(to("model.reference")), "llm.kto": unless_off(to("model.reference"))}),
     "ref_model_adapters": missing("merge it, and name the whole model: model.reference"),
     "ref_model_quantization_bit": needless("with an adapter the reference is the base under it"),
-    "use_swanlab": missing("track.loggers"),
+    "use_swanlab": unless_off(tracker("swanlab")),
+    "ppo_epochs": by_kind({"llm.ppo": to("rollout.iterations", whole)}),
+    "ppo_buffer_size": by_kind({"llm.ppo": to("rollout.steps", whole)}),
+    "ppo_target": by_kind({"llm.ppo": missing("the KL's weight stays as it is: task.kl.weight")}),
+    "ppo_score_norm": by_kind({"llm.ppo": missing("rewards are taken as they are")}),
+    "ppo_whiten_rewards": by_kind({"llm.ppo": missing("task.whiten gives advantages, not rewards, deviation 1")}),
+    "reward_model": by_kind({"llm.ppo": rewarded}),
+    "reward_model_type": by_kind({"llm.ppo": same("full", "a reward model is a whole one; merge its adapter")}),
+    "top_k": by_kind({"llm.ppo": GRPO["top_k"]}),
     "ray_run_name": missing("several nodes: torchrun or SLURM"),
     **dict.fromkeys(
         (
@@ -268,4 +294,18 @@ def settle(draft: Draft) -> None:
     rank = draft.get("model.lora.rank", 8)
     with_lora(draft, adapts, {"rank": 8, "alpha": rank * 2, "target_modules": "all-linear"})
     packed(draft)
+    if draft.kind == "llm.ppo":
+        _settle_ppo(draft)
+    rollouts(draft)
     need(draft, "data.train", "no data set is named")
+
+
+def _settle_ppo(draft: Draft) -> None:
+    """The tool's defaults of PPO, and how it generates."""
+    own = {"num_generations": 1, "iterations": 4, "max_new_tokens": 1024, "temperature": 0.95, "top_p": 0.7}
+    for name, value in own.items():
+        draft.default(f"rollout.{name}", value)
+    if "top_k" not in draft.given:
+        draft.default("rollout.top_k", 50)
+    if "reward_model" in draft.given and "reward_model_type" not in draft.given:
+        draft.say("(not given)", None, "unsupported", "reward_model_type is lora: merge that adapter; models are whole")

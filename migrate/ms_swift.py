@@ -12,32 +12,35 @@ from .language import (
     EIGHT_BITS,
     GRPO,
     LORA,
+    PPO,
     four_bits,
     lora_only,
     losses,
     need,
     online_loss,
     packed,
+    rewarded,
     rewards,
     rollouts,
     sources,
+    targets,
     unknown,
     with_lora,
 )
-from .rules import by_kind, listed, missing, needless, number, same, to, unless_off, whole
+from .rules import by_kind, flag, listed, missing, needless, number, same, to, unless_off, whole
 from .trainer import TRAINER
 
 TELLING = frozenset(
     {
         "train_type", "tuner_type", "rlhf_type", "tuner_backend", "model", "val_dataset", "split_dataset_ratio",
         "quant_bits", "quant_method", "target_modules", "loss_scale", "attn_impl", "truncation_strategy",
-        "lazy_tokenize", "use_hf", "cached_dataset", "packing_length",
+        "lazy_tokenize", "use_hf", "cached_dataset", "packing_length", "sft_type", "model_id_or_path",
     }
 )  # fmt: skip
 
 _TYPES = {
     "dpo": "llm.dpo", "orpo": "llm.dpo", "simpo": "llm.dpo", "cpo": "llm.dpo", "kto": "llm.kto", "rm": "llm.reward",
-    "grpo": "llm.grpo", "gkd": "llm.distill",
+    "grpo": "llm.grpo", "ppo": "llm.ppo", "gkd": "llm.distill",
 }  # fmt: skip
 
 
@@ -45,7 +48,7 @@ def kind(given: Mapping[str, Any], where: str) -> str:
     """`rlhf_type` says it; without one the command was `swift sft`, or `swift pt`, which the file doesn't say."""
     wanted = given.get("rlhf_type")
     if wanted is not None and wanted not in _TYPES:
-        raise unknown(f"rlhf_type: {wanted}", where, f"one of {', '.join(_TYPES)}", "online training here is llm.grpo")
+        raise unknown(f"rlhf_type: {wanted}", where, f"one of {', '.join(_TYPES)}")
     if given.get("task_type") in ("embedding", "reranker", "generative_reranker"):
         do = "see `luthier recipes show embedding/bi-encoder` and embedding/reranker"
         raise unknown(f"task_type: {given['task_type']}", where, "a language model", do)
@@ -87,10 +90,15 @@ def _adapts(rule: Rule) -> Rule:
     """A rule of an adapter's key; without `train_type` one is trained."""
 
     def chosen(draft: Draft, key: str, value: Any) -> None:
-        name = "tuner_type" if "tuner_type" in draft.given else "train_type"
+        name = next((one for one in ("tuner_type", "sft_type") if one in draft.given), "train_type")
         rule(draft, key, value) if name not in draft.given else lora_only(rule, name)(draft, key, value)
 
     return chosen
+
+
+def _lowered(value: Any) -> Any:
+    """`ALL`, as ms-swift 2 has it."""
+    return "all" if str(value).upper() == "ALL" else value
 
 
 def _scale(draft: Draft, key: str, value: Any) -> None:
@@ -140,7 +148,17 @@ _TEXTS = missing("texts only")
 KEYS: dict[str, Rule] = {
     **TRAINER,
     **GRPO,
+    **PPO,
+    "local_rollout_forward_batch_size": _ENGINE,
+    "num_sample_generations": needless("samples are kept at each evaluation"),
     "model": to("model.path"),
+    "model_id_or_path": to("model.path"),  # this and the next ones are of ms-swift 2
+    "sft_type": _tuning,
+    "batch_size": to("data.batch.examples", whole),
+    "lora_dropout_p": _adapts(LORA["dropout"]),
+    "lora_target_modules": _adapts(to("model.lora.target_modules", lambda value: targets(_lowered(value)))),
+    "use_ray": missing("several nodes: torchrun or SLURM"),
+    "device_groups": missing("several nodes: torchrun or SLURM"),
     "model_type": needless("told by the model"),
     "task_type": needless("said by task.kind"),
     "model_revision": missing("fetch that revision, and give its folder as model.path"),
@@ -175,7 +193,7 @@ KEYS: dict[str, Rule] = {
     ),
     "train_dataloader_shuffle": needless("always shuffled"),
     "val_dataset_shuffle": needless("order changes no metric"),
-    "streaming": to("data.streaming", bool),
+    "streaming": to("data.streaming", flag),
     "shuffle_buffer_size": to("data.buffer", whole),
     "interleave_prob": missing("give data sets weights: data.train: [{path, weight}]"),
     "columns": missing("rename the columns in the data"),
@@ -198,7 +216,7 @@ KEYS: dict[str, Rule] = {
     ),
     "padding_free": needless("nothing is padded"),
     "padding_side": needless("nothing is padded"),
-    "packing": unless_off(to("data.batch.packing", bool)),
+    "packing": unless_off(to("data.batch.packing", flag)),
     "packing_length": to("data.batch.tokens", whole),
     "packing_num_proc": _SWIFT,
     "lazy_tokenize": _SWIFT,
@@ -243,7 +261,7 @@ KEYS: dict[str, Rule] = {
     "trainable_parameters": _LAYERS,
     "use_galore": missing("optim.name: adamw_8bit needs less memory too"),
     "lisa_activated_layers": _LAYERS,
-    "enable_dft_loss": unless_off(to("task.loss.dynamic", bool)),
+    "enable_dft_loss": unless_off(to("task.loss.dynamic", flag)),
     "enable_channel_loss": missing("evaluate.slices: [channel] gives the loss by a field of the rows"),
     "router_aux_loss_coef": missing("router_aux_loss_coef in the model's config.json"),
     "optimizer": missing("optim.name"),
@@ -281,17 +299,20 @@ KEYS: dict[str, Rule] = {
     "seq_kd": missing("train on its texts: llm.sft"),
     "offload_teacher_model": missing("task.top_k asks the teacher once, before the training"),
     "max_completion_length": by_kind(
-        {"llm.grpo": to("rollout.max_new_tokens", whole), "llm.distill": to("task.max_new_tokens", whole)}
+        {
+            **dict.fromkeys(("llm.grpo", "llm.ppo"), to("rollout.max_new_tokens", whole)),
+            "llm.distill": to("task.max_new_tokens", whole),
+        }
     ),
     "temperature": by_kind(
-        {"llm.grpo": to("rollout.temperature", number), "llm.distill": to("task.sampling_temperature", number)}
+        {
+            **dict.fromkeys(("llm.grpo", "llm.ppo"), to("rollout.temperature", number)),
+            "llm.distill": to("task.sampling_temperature", number),
+        }
     ),
     "reward_funcs": rewards,
-    "reward_model": lambda draft, key, value: draft.mapped(
-        key, value, {"rewards": [*draft.get("rewards", []), *({"kind": "model", "path": one} for one in listed(value))]}
-    ),
-    "use_vllm": missing("rollout.engine: completions are drawn by the model in the trainer's own process"),
-    "overlong_filter": to("task.mask_truncated", bool),
+    "reward_model": rewarded,
+    "overlong_filter": to("task.mask_truncated", flag),
     "max_resample_times": to("task.resample", whole),
     **dict.fromkeys(
         (
@@ -315,7 +336,7 @@ KEYS: dict[str, Rule] = {
     ),
     **dict.fromkeys(
         (
-            "swanlab_project",
+            "swanlab_project",  # only with report_to: swanlab
             "swanlab_workspace",
             "swanlab_exp_name",
             "swanlab_mode",
@@ -328,7 +349,8 @@ KEYS: dict[str, Rule] = {
 
 
 def settle(draft: Draft) -> None:
-    tuning = draft.given.get("tuner_type", draft.given.get("train_type", "lora"))
+    given = (draft.given.get(name) for name in ("tuner_type", "train_type", "sft_type"))
+    tuning = next((one for one in given if one), "lora")
     if "rlhf_type" not in draft.given and draft.kind == "llm.sft":
         draft.say(
             "(command)", None, "default", "task.kind: llm.sft, as of `swift sft`; for `swift pt`, --kind llm.pretrain"
@@ -362,6 +384,10 @@ def _settle_kind(draft: Draft) -> None:
         draft.default("task.simpo_gamma", 1.0)
     if draft.kind == "llm.grpo":
         draft.default("task.kl.weight", 0.04)
+    if draft.kind == "llm.ppo":
+        draft.default("rollout.num_generations", 1)
+        draft.default("rollout.iterations", 4)
+    if draft.kind in ("llm.grpo", "llm.ppo"):
         draft.default("rollout.temperature", 0.9)
         draft.default("rollout.max_new_tokens", 512)
     if draft.kind == "llm.distill":

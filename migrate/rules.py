@@ -91,6 +91,11 @@ def number(value: Any) -> float:
     return float(value)
 
 
+def flag(value: Any) -> bool:
+    """A truth value, also from its text."""
+    return value.lower() not in ("false", "no", "off", "none", "") if isinstance(value, str) else bool(value)
+
+
 def whole(value: Any) -> int:
     found = number(value)
     if found != int(found):

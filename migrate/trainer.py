@@ -7,13 +7,16 @@ from typing import Any, get_args
 
 from ..common.recipe import TrackSection
 from .draft import Draft, Rule, is_off
-from .rules import choice, listed, missing, needless, number, only_with, to, unless_off, whole
+from .rules import choice, flag, listed, missing, needless, number, only_with, to, unless_off, whole
 
 OPTIMIZERS = {
     "adamw": "adamw",
     "adamw_hf": "adamw",
     "adamw_torch": "adamw",
     "adamw_torch_fused": "adamw",
+    "adamw_apex_fused": "adamw",
+    "paged_adamw": "adamw",  # its moments are not paged here, which changes no result
+    "paged_adamw_32bit": "adamw",
     "adamw_8bit": "adamw_8bit",
     "adamw_bnb_8bit": "adamw_8bit",
     "paged_adamw_8bit": "paged_adamw_8bit",
@@ -51,6 +54,16 @@ def strategy(draft: Draft, key: str, value: Any) -> None:
         draft.mapped(key, value, {"train.strategy": f"deepspeed_zero{number}{end}"}, "further settings are ours")
 
 
+def tracker(name: str) -> Rule:
+    """A key that switches a tracker on."""
+    return lambda draft, key, value: _track(draft, key, value, [name])
+
+
+def _track(draft: Draft, key: str, value: Any, names: list[str]) -> None:
+    wanted = [*draft.get("track.loggers", ["csv"]), *names]
+    draft.mapped(key, value, {"track.loggers": list(dict.fromkeys(wanted))})
+
+
 def loggers(draft: Draft, key: str, value: Any) -> None:
     """Trackers: those that we know by name."""
     known = _texts(TrackSection.model_fields["loggers"].annotation)
@@ -61,7 +74,7 @@ def loggers(draft: Draft, key: str, value: Any) -> None:
     unknown = [one for one in wanted if one not in known and one != "none"]
     found = [one for one in wanted if one in known]
     if found:
-        draft.mapped(key, value, {"track.loggers": list(dict.fromkeys(["csv", *found]))})
+        _track(draft, key, value, found)
     if unknown:
         draft.say(key, value, "unsupported", f"no logger {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     if not wanted or wanted == ["none"]:
@@ -97,11 +110,15 @@ def saved(draft: Draft, key: str, value: Any) -> None:
         draft.mapped(key, value, {"checkpoint.every": None}, "saved after each evaluation and at the end")
 
 
-def steps(place: str) -> Rule:
-    """An interval in optimizer steps; one as a share of the run has no counterpart."""
+def steps(place: str, *strategies: str) -> Rule:
+    """An interval in optimizer steps, which counts unless one of these keys asks for another; one as a share of the run
+    has no counterpart."""
 
     def rule(draft: Draft, key: str, value: Any) -> None:
-        if is_off(value) or (isinstance(value, float) and value < 1):
+        other = [name for name in strategies if draft.given.get(name) not in (None, "steps")]
+        if other:
+            draft.say(key, value, "not needed", f"counts only with {other[0]}: steps")
+        elif is_off(value) or (isinstance(value, float) and value < 1):
             draft.say(key, value, "unsupported", f"a share of the run; set {place} to a number of steps")
         else:
             draft.mapped(key, value, {place: max(1, whole(value))})
@@ -168,7 +185,7 @@ TRAINER: dict[str, Rule] = {
     "gradient_accumulation_steps": to("train.accumulate", whole),
     "eval_accumulation_steps": needless("predictions don't pile up on the device"),
     "auto_find_batch_size": missing("`luthier check` runs the largest batch; set data.batch yourself"),
-    "gradient_checkpointing": to("train.gradient_checkpointing", bool),
+    "gradient_checkpointing": to("train.gradient_checkpointing", flag),
     "gradient_checkpointing_kwargs": needless("always non-reentrant"),
     "bf16": unless_off(lambda draft, key, value: draft.mapped(key, value, {"train.precision": "bf16-mixed"})),
     "fp16": unless_off(lambda draft, key, value: draft.mapped(key, value, {"train.precision": "16-mixed"})),
@@ -187,10 +204,10 @@ TRAINER: dict[str, Rule] = {
     "report_to": loggers,
     "eval_strategy": evaluated,
     "evaluation_strategy": evaluated,
-    "eval_steps": unless_off(steps("evaluate.every")),
-    "eval_on_start": to("evaluate.at_start", bool),
+    "eval_steps": unless_off(steps("evaluate.every", "eval_strategy", "evaluation_strategy")),
+    "eval_on_start": to("evaluate.at_start", flag),
     "save_strategy": saved,
-    "save_steps": steps("checkpoint.every"),
+    "save_steps": steps("checkpoint.every", "save_strategy"),
     "save_total_limit": unless_off(to("checkpoint.keep_last", whole), "no bound given; the default holds"),
     "save_only_model": missing("a checkpoint always holds what resuming needs"),
     "save_safetensors": needless("always safetensors"),
@@ -212,7 +229,7 @@ TRAINER: dict[str, Rule] = {
     "dataloader_drop_last": needless("batches are planned; none is dropped"),
     "remove_unused_columns": needless("fields that are not used stay as slices"),
     "group_by_length": needless("batches hold similar lengths: data.batch.bucket_batches"),
-    "torch_compile": to("train.compile", bool),
+    "torch_compile": to("train.compile", flag),
     "torch_compile_backend": needless("torch's default"),
     "torch_compile_mode": needless("torch's default"),
     "deepspeed": unless_off(strategy),

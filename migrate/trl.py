@@ -14,6 +14,7 @@ from .language import (
     HEARD,
     LORA,
     four_bits,
+    jinja,
     losses,
     need,
     online_loss,
@@ -23,7 +24,7 @@ from .language import (
     sources,
     with_lora,
 )
-from .rules import by_kind, choice, missing, needless, number, only_with, same, to, unless_off, whole
+from .rules import by_kind, choice, flag, listed, missing, needless, number, only_with, same, to, unless_off, whole
 from .trainer import TRAINER
 
 TELLING = frozenset(
@@ -32,14 +33,14 @@ TELLING = frozenset(
         "assistant_only_loss",
         "completion_only_loss", "dataset_text_field", "dtype", "packing_strategy",
         "reward_model_name_or_path", "dataset_streaming", "lora_task_type",
-        "test_split_size", "pad_to_multiple_of",
+        "test_split_size", "pad_to_multiple_of", "dataset_mixture", "dataset_mixer", "dataset_splits",
     }
 )  # fmt: skip
 
 _ONLY: dict[str, frozenset[str]] = {
     "llm.sft": frozenset(
         {"packing", "packing_strategy", "assistant_only_loss", "completion_only_loss", "dataset_text_field",
-         "eos_token",         "eval_packing", "chat_template_path", "dataset_kwargs"}
+         "eos_token", "eval_packing", "chat_template_path", "dataset_kwargs"}
     ),
     "llm.dpo": frozenset(
         {"loss_weights", "f_divergence_type", "f_alpha_divergence_coef", "use_weighting", "discopop_tau", "ld_alpha",
@@ -88,18 +89,36 @@ def _data(draft: Draft, key: str, value: Any) -> None:
 
 
 def _mixture(draft: Draft, key: str, value: Any) -> None:
-    """`datasets`, a list of data sets with splits and fractions."""
+    """`datasets`, data sets with splits and fractions, which open-r1 and the alignment handbook call weights."""
     found: list[Any] = []
     for at, one in enumerate(value):
         files = one.get("data_files")
-        path = files if isinstance(files, str) else one.get("path")
-        share = {"weight": number(one["fraction"])} if one.get("fraction") else {}
+        path = files if isinstance(files, str) else one.get("path", one.get("id"))
+        part = one.get("fraction", one.get("weight"))
+        share = {"weight": number(part)} if part is not None and number(part) != 1 else {}
         split = {"split": one["split"]} if one.get("split") and not isinstance(files, str) else {}
         found.append({"path": path, **split, **share} if share or split else path)
         draft.say(f"{key}[{at}]", path, "mapped", f"data.train: {found[-1]}")
-        for name in one.keys() - {"path", "split", "fraction"} - ({"data_files"} if isinstance(files, str) else set()):
-            draft.say(f"{key}[{at}].{name}", one[name], "unsupported", "save that part as a file, and name it")
+        known = {"path", "id", "split", "fraction", "weight"} | ({"data_files"} if isinstance(files, str) else set())
+        for name in [name for name in one if name not in known]:
+            if name == "columns":
+                draft.say(f"{key}[{at}].{name}", one[name], "not needed", "rows are told apart by their keys")
+            else:
+                draft.say(f"{key}[{at}].{name}", one[name], "unsupported", "save that part as a file, and name it")
     sources(draft, "data.train", found)
+
+
+def _mixer(draft: Draft, key: str, value: Any) -> None:
+    """The alignment handbook's older form: names with shares, and the splits that there are of each."""
+    splits = listed(draft.given.get("dataset_splits") or ["train", "test"])
+    evaluated = not is_off(draft.given.get("do_eval"))
+    for place, part in (("data.train", "train"), ("data.validation", "test")):
+        found = [{"path": name, "split": split} for name in value for split in splits if part in split]
+        if part == "train":
+            found = [{**one, **({"weight": value[one["path"]]} if value[one["path"]] != 1 else {})} for one in found]
+        if part == "train" or evaluated:
+            sources(draft, place, found)
+            draft.say(key, value, "mapped", f"{place}: {found}")
 
 
 def _completion_only(draft: Draft, key: str, value: Any) -> None:
@@ -143,7 +162,7 @@ KEYS: dict[str, Rule] = {
     **TRAINER,
     **GRPO,
     "model_name_or_path": to("model.path"),
-    "trust_remote_code": to("model.trust_remote_code", bool),
+    "trust_remote_code": to("model.trust_remote_code", flag),
     "model_revision": same("main", "fetch that revision, and give its folder as model.path"),
     "dtype": _dtype,
     "torch_dtype": _dtype,
@@ -168,11 +187,17 @@ KEYS: dict[str, Rule] = {
     "bnb_4bit_quant_storage": needless("by the layer"),
     "dataset_name": _data,
     "datasets": _mixture,
+    "dataset_mixture.datasets": _mixture,
+    "dataset_mixture.seed": needless("one seed: train.seed"),
+    "dataset_mixture.test_split_size": missing("cut a validation file off, and name it: data.validation"),
+    "dataset_mixer": _mixer,
+    "dataset_splits": needless("said by data.train"),
+    "dataset_configs": missing("save that configuration as a file, and name it"),
     "dataset_config": missing("save that configuration as a file, and name it"),
     "dataset_train_split": needless("said by data.train"),
     "dataset_test_split": needless("said by data.validation"),
-    "dataset_streaming": to("data.streaming", bool),
-    "streaming": to("data.streaming", bool),
+    "dataset_streaming": to("data.streaming", flag),
+    "streaming": to("data.streaming", flag),
     "test_split_size": missing("cut a validation file off, and name it: data.validation"),
     "dataset_text_field": lambda draft, key, value: (
         draft.say(key, value, "not needed", "the name that is looked for")
@@ -181,15 +206,26 @@ KEYS: dict[str, Rule] = {
     ),
     "dataset_kwargs": missing("rows are made examples by their keys"),
     "dataset_num_proc": needless("read in threads"),
+    "preprocessing_num_workers": needless("read in threads"),
     "shuffle_dataset": needless("always shuffled"),
     "train_sampling_strategy": needless("always shuffled"),
     "ignore_bias_buffers": needless("found out"),
     "env": missing("set variables before the command"),
     "max_length": to("data.max_length", whole),
+    "max_seq_length": to("data.max_length", whole),
+    "use_liger": unless_off(to("model.kernels", lambda value: "liger")),
+    "chat_template": unless_off(jinja),
+    "system_prompt": missing("write it into the rows"),
+    "benchmarks": missing("evaluate.harness"),
+    "callbacks": missing("what they do is no part of a recipe"),
+    "hub_model_revision": needless("`luthier export ... --push REPO`"),
+    "num_processes": needless("as many as torchrun or SLURM have started"),
+    "wandb_project": needless("a setting of a tracker"),
+    "wandb_entity": needless("a setting of a tracker"),
     "truncation_mode": lambda draft, key, value: draft.say(
         key, value, "unsupported", "data.too_long: examples lose their oldest exchanges, then the begin of the prompt"
     ),
-    "packing": unless_off(to("data.batch.packing", bool)),
+    "packing": unless_off(to("data.batch.packing", flag)),
     "packing_strategy": lambda draft, key, value: (
         draft.say(key, value, "unsupported", "documents are packed whole: the best fit")
         if value == "wrapped"
@@ -223,7 +259,7 @@ KEYS: dict[str, Rule] = {
     "use_weighting": missing("pairs all weigh the same"),
     "ld_alpha": missing("task.loss has no such weight"),
     "precompute_ref_log_probs": by_kind(
-        {"llm.dpo": to("task.precompute_reference", bool), "llm.kto": to("task.precompute_reference", bool)}
+        {"llm.dpo": to("task.precompute_reference", flag), "llm.kto": to("task.precompute_reference", flag)}
     ),
     "precompute_ref_batch_size": needless("evaluate.batch"),
     "desirable_weight": by_kind({"llm.kto": to("task.desirable_weight", number)}),
@@ -247,6 +283,9 @@ KEYS: dict[str, Rule] = {
     **dict.fromkeys(
         (
             "vllm_mode",
+            "vllm_device",
+            "vllm_dtype",
+            "vllm_max_model_len",
             "vllm_server_host",
             "vllm_server_port",
             "vllm_server_base_url",

@@ -39,6 +39,7 @@ def import_(
     show(found)
     if found.problem is not None:
         raise found.problem
+    output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(found.text(), encoding="utf-8")
     typer.echo(output)
     if strict and any(line.status == "unsupported" for line in found.lines):

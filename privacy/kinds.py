@@ -64,11 +64,16 @@ def _is_card(value: str) -> bool:
 
 
 def _is_address(value: str) -> bool:
+    """A machine's address, but for those that every machine has; four small numbers are rather those of a version."""
     try:
-        ipaddress.ip_address(value.replace("[.]", "."))
+        found = ipaddress.ip_address(value.replace("[.]", "."))
     except ValueError:
         return False
-    return ":" not in value or value.count(":") > 2
+    if found.is_loopback or found.is_unspecified:
+        return False
+    if found.version == 6:
+        return value.count(":") > 2
+    return found.packed[0] == 10 or max(found.packed) > 31
 
 
 def _is_chinese(value: str) -> bool:
@@ -116,13 +121,14 @@ KINDS: tuple[Kind, ...] = (
         r"(?i:(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z](?:[ -]?\d{2}){3}[ -]?[A-D])"
     ))),
     Kind("IP", re.compile(
-        r"(?:(?<=//)|(?<![\w.:/-]))(?<![vV]ersion )(?:\d{1,3}(?:(?:\.|\[\.\])\d{1,3}){3}"
+        r"(?:(?<=//)|(?<![\w.:/-]))(?<![vV]ersion )(?<![vV]ersion: )(?<![=~]=)(?:\d{1,3}(?:(?:\.|\[\.\])\d{1,3}){3}"
         r"|(?:[0-9A-Fa-f]{0,4}:){3,7}[0-9A-Fa-f]{0,4})(?![\w:]|\.\d)",
         re.ASCII,
     ), _is_address),
     Kind("SECRET", re.compile(
-        r"(?i:api[_ -]?key|secret(?:[_ -]?key)?|access[_ -]?key|token|passw(?:or)?d|passwort|pwd|bearer|credentials?"
-        r"|密码|密钥|mot de passe|parola d'ordine)\w{0,12}[\"']?\s{0,3}(?:[=:,]|\bis\b|为|è|est|ist| )\s{0,3}[\"'`]?"
+        r"(?i:api[_ -]?key|secret(?:[_ -]?key)?|access[_ -]?key|token(?!iz)|passw(?:or)?d|passwort|pwd|bearer"
+        r"|credentials?|密码|密钥|mot de passe|parola d'ordine)\w{0,12}"
+        r"[\"']?\s{0,3}(?:[=:,]|\bis\b|为|è|est|ist| )\s{0,3}[\"'`]?"
         r"(?P<value>[^\s\"'`,;，。；]{10,200})"
     ), is_secret),
 )  # fmt: skip

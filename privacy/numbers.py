@@ -26,6 +26,7 @@ class Numbers:
         wanted = json.dumps(settings, sort_keys=True)
         if file.exists() and _settings(file) != wanted:
             file.unlink()
+        file.touch(mode=0o600)  # who has the key can try values out
         self._db = sqlite3.connect(file)
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS numbers (kind TEXT, digest BLOB, number INT, PRIMARY KEY (kind, digest))"

@@ -12,13 +12,18 @@ _CANDIDATE = re.compile(
     r"(?<![\w.+/-])(?:(?:\+|00)\d|\(?\d)(?:[ ().\-/]{0,3}\d){6,16}(?![A-Za-z0-9]|[.,-]\d)", re.ASCII
 )
 _WORDS = re.compile(
-    r"phone|mobile|\bcell|\btel\b|tel[.:]|call|fax|whatsapp|text me|reach|telefon|telefono|cellulare|chiam|rufen|anruf"
-    r"|handy|nummer ist|erreich|téléphone|portable|appel|joindre|numéro|电话|手机|拨打|致电|联系|号码",
+    r"\b(?:tele|cell)?phone|\bmobile|\bcell\b|\btel\b|\bcall(?:s|ed|ing)?\b|\bfax|whatsapp|\btext me|\breach|telefon"
+    r"|cellulare|\bchiam|\brufen|\banruf|\bhandy|nummer ist|\berreich|téléphone|\bportable|\bappel|\bjoindre|\bnuméro"
+    r"|电话|手机|拨打|致电|联系|号码",
     re.IGNORECASE,
 )
 _OTHER = re.compile(
-    r"order|invoice|bestell|rechnung|ordine|fattura|commande|facture|订单|发票|isbn|serial|version|ticket|#$", re.I
+    r"\border|invoice|bestell|rechnung|\bordine|fattura|commande|facture|订单|发票|isbn|serial|version|ticket|#$", re.I
 )
+_YEAR = r"(?:19|20)\d\d"
+_DATE = re.compile(rf"(?<!\d){_YEAR}([-./ ])\d\d?\1\d\d?(?!\d)|(?<!\d)\d\d?([-./ ])\d\d?\2{_YEAR}(?!\d)"
+                   rf"|(?<!\d){_YEAR} ?[-/] ?{_YEAR}(?!\d)")  # fmt: skip
+"""A day, the year first or last, or a span of years."""
 REACH = 40
 """Characters before a number, and half as many after it, in which a word that says what it is counts."""
 
@@ -26,8 +31,9 @@ REACH = 40
 def phones(text: str) -> Iterator[tuple[int, int]]:
     """(begin, end) of each number in a text.
 
-    With a country code a valid number is one. A national number has to be valid in one of the regions, and either be
-    written in groups or stand after a word such as `phone`; one after a word such as `order` is none.
+    With a country code a valid number is one. A national number has to be valid in one of the regions, and either stand
+    beside a word such as `phone` or look like a whole one in groups; one after a word such as `order` is none, nor is
+    a date or a span of years.
     """
     import phonenumbers
 
@@ -49,12 +55,14 @@ def phones(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _may_be_national(given: str, before: str, after: str) -> bool:
+    if _DATE.search(given):
+        return False
     said = list(_WORDS.finditer(before))
     other = list(_OTHER.finditer(before))
     if other and (not said or other[-1].start() > said[-1].start()):
         return False
     if said or _WORDS.search(after):
         return True
-    grouped = re.fullmatch(r"\(?0?\d{2,4}\)?(?:[ .\-/]+\d{2,4}){2,5}", given) is not None
-    other_form = re.fullmatch(r"\d{4}([-./ ])\d{1,2}\1\d{1,2}|\d{3}-\d\d-\d{4}", given)  # a date; as a US number's
-    return grouped and not other_form
+    grouped = re.fullmatch(r"\(?0?\d{2,4}\)?[ ./-]{1,3}\d{2,4}(?:([ .-]{1,3})\d{2,4}(?:\1\d{2,4}){0,3})", given)
+    whole = given.lstrip("(").startswith("0") or sum(one.isdigit() for one in given) >= 10
+    return grouped is not None and whole and re.fullmatch(r"\d{3}-\d\d-\d{4}", given) is None  # an American's number

@@ -1,12 +1,18 @@
-"""`luthier scrub`: a data set with typed placeholders where personal data and secrets were."""
+"""`luthier scrub`: a data set with typed placeholders where personal data and secrets were.
+
+Looked through are texts, names of fields, and what has no form in JSON; numbers and truth values stay as they are.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +22,14 @@ from ..common.data.sources import fingerprint, rows
 from ..common.errors import BadExample, DataError
 from ..common.record import write_json
 from .find import ALL, find, folded
+from .names import model_of
 from .numbers import Numbers
+from .secrets import SECRETS
 
 EVERY = 1000
 """Rows between two commits."""
+HIDDEN = frozenset({"PRIVATE_KEY", "JWT", "SECRET", *SECRETS})
+"""Kinds of which the report tells only the length: what stands between their letters is part of the secret."""
 SAMPLES = 5
 """Samples of each kind in the report."""
 
@@ -57,6 +67,7 @@ class Report:
         distinct: how many different values of each kind there are.
         fields: how often something was found in each field.
         samples: place and form of the first of each kind; letters are `a` and digits `0`, so no value is in it.
+        models: what found names, by language.
     """
 
     rows: int = 0
@@ -66,6 +77,7 @@ class Report:
     distinct: dict[str, int] = field(default_factory=dict)
     fields: dict[str, int] = field(default_factory=dict)
     samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
 
     def add(self, kind: str, value: str, place: str, where: str) -> None:
         place_of_all = re.sub(r"\[\d+\]", "[]", place)
@@ -73,13 +85,18 @@ class Report:
         self.fields[place_of_all] = self.fields.get(place_of_all, 0) + 1
         samples = self.samples.setdefault(kind, [])
         if len(samples) < SAMPLES:
-            samples.append({"where": where, "field": place, "form": form(value)})
+            shown = f"{len(value)} characters" if kind in HIDDEN else form(value)
+            samples.append({"where": where, "field": place, "form": shown})
 
 
 def form(value: str) -> str:
     """What a value looks like, without any of its letters and digits: `a` for each letter, `0` for each digit."""
-    masked = "".join("0" if one.isdigit() else "a" if one.isalpha() else one for one in value[:40])
+    masked = "".join(_MASKS.get(unicodedata.category(one)[0], one) for one in value[:40])
     return f"{masked}... ({len(value)} characters)" if len(value) > 40 else masked
+
+
+_MASKS = {"L": "a", "M": "a", "N": "0"}
+"""Letters, the marks that some scripts write vowels with, and numbers, by Unicode's categories."""
 
 
 def scrub(settings: Settings, after_rows: Callable[[int], None] | None = None) -> Report:
@@ -97,13 +114,15 @@ def scrub(settings: Settings, after_rows: Callable[[int], None] | None = None) -
     if output.exists():
         raise DataError("the file exists already and is not overwritten", where=output, do="give another name")
     part = output.with_name(f".{output.name}.part")
-    kept = {**asdict(settings), "output": str(output), "sha256": fingerprint(settings.data)}
+    models = {language: model_of(language) for language in settings.languages}
+    kept = {**asdict(settings), "output": str(output), "sha256": fingerprint(settings.data), "models": models}
     output.parent.mkdir(parents=True, exist_ok=True)
     numbers = Numbers(output.with_name(f".{output.name}.numbers"), kept)
-    state = numbers.state() or {"bytes": 0, "place": None, "report": asdict(Report())}
+    state = numbers.state() or {"bytes": 0, "place": None, "report": asdict(Report(models=models))}
     report, cursor = Report(**state["report"]), Cursor(state["place"])
     begun, skip = state["place"] is not None, report.rows + report.unreadable
-    with part.open("r+b" if part.exists() else "w+b") as file, progress("scrubbing", "rows") as show:
+    opened = part.open("r+b" if part.exists() else "w+b")
+    with closing(numbers), opened as file, progress("scrubbing", "rows") as show:
         file.truncate(state["bytes"])
         file.seek(state["bytes"])
         for number, item in enumerate(rows(settings.data, split=settings.split, cursor=cursor), skip if begun else 0):
@@ -120,10 +139,10 @@ def scrub(settings: Settings, after_rows: Callable[[int], None] | None = None) -
                 if after_rows:
                     after_rows(number + 1)
         _commit(file, numbers, cursor, report)
-    report.distinct = numbers.distinct()
+        report.distinct = numbers.distinct()
     write_json(output.with_name(f"{output.name}.report.json"), {"data": settings.data, **asdict(report)})
+    numbers.forget()  # first: once the output is whole, no run comes here again
     part.replace(output)
-    numbers.forget()
     return report
 
 
@@ -142,13 +161,9 @@ def _row(row: Row, settings: Settings, numbers: Numbers, report: Report) -> dict
             kind, found, place, row.where
         ))  # fmt: skip
 
-    wanted = settings.fields
-    made = {
-        name: _walk(value, str(name), text) if not wanted or name in wanted else value
-        for name, value in row.fields.items()
-    }
+    made = _walk(row.fields, "", text, settings.fields)
     report.changed += sum(report.found.values()) > before
-    return {name: _plain(value) for name, value in made.items()}
+    return dict(made)
 
 
 def scrubbed(
@@ -182,21 +197,37 @@ def _same(kind: str, value: str) -> str:
     return value.lower().replace("[.]", ".") if kind == "IP" else value
 
 
-def _walk(value: Any, place: str, text: Callable[[str, str], str]) -> Any:
-    """A value with all texts in it replaced, also those in lists and mappings."""
-    if isinstance(value, str):
-        return text(value, place)
+def _walk(value: Any, place: str, text: Callable[[str, str], str], wanted: Sequence[str] = ()) -> Any:
+    """A value as JSON has it, with all texts replaced, also those in lists and mappings and the mappings' names.
+
+    Args:
+        place: of the value in its row.
+        text: what to make of a text, by its place.
+        wanted: names to look through; empty: all.
+    """
     if isinstance(value, Mapping):
-        return {name: _walk(one, f"{place}.{name}", text) for name, one in value.items()}
+        made: dict[str, Any] = {}
+        for key, one in value.items():
+            chosen = text if not wanted or key in wanted else _as_it_is
+            name = str(key)
+            if _holds_values(name):
+                name = chosen(name, f"{place}.(name)" if place else "(name)")
+            while name in made:  # two ways of writing one value
+                name += "'"
+            made[name] = _walk(one, f"{place}.{name}" if place else name, chosen)
+        return made
     if isinstance(value, list | tuple):
         return [_walk(one, f"{place}[{at}]", text) for at, one in enumerate(value)]
-    return value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return text(str(value), place)  # such as dates; media that a table holds can't be written into JSONL
 
 
-def _plain(value: Any) -> Any:
-    """A value as JSON has it; media that a table holds can't be written into JSONL."""
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return str(value)
+@lru_cache(10_000)
+def _holds_values(name: str) -> bool:
+    """Whether a field's name is more than that, as in a table whose first row was no header."""
+    return bool(find(name))
+
+
+def _as_it_is(value: str, place: str) -> str:
     return value

@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from ..common.errors import LuthierError, RecipeError
 from ..common.fields import fields
-from ..common.reading import build, config_of, find, parse
+from ..common.reading import build, config_of, parse, shipped
 from .place import Place
 
 
@@ -43,7 +43,9 @@ def opened(place: Place, name: str) -> dict[str, Any]:
     Raises:
         LuthierError: there is none, or it is no mapping.
     """
-    file = place.inside(name) if name in place.recipes() else find(name)
+    file = place.inside(name) if name in place.recipes() else shipped().get(name)
+    if file is None:
+        raise RecipeError("no such recipe", where=name, expected="one of the folder, or one that ships")
     tree = parse(file.read_text(encoding="utf-8"), name)
     if not isinstance(tree, dict):
         raise RecipeError("a recipe is a mapping of sections", where=name)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -18,8 +17,9 @@ class Guard:
     """An ASGI application in front of another.
 
     A request with another `Host` is refused (a name that is made to point here, DNS rebinding), as is one that a page
-    of another origin sends, and one without the token. The token comes once in the address, `/?token=...`, and is then
-    kept in a cookie that scripts can't read and other sites can't make a browser send.
+    of another origin sends, which may be another server of this machine, and one without the token. The token comes
+    once in the address, `/?token=...`, and is then kept in a cookie that scripts can't read and other sites can't make
+    a browser send.
 
     Args:
         app: what is guarded.
@@ -41,7 +41,7 @@ class Guard:
         if headers.get("host", "").lower() not in self._hosts:
             return await _answer(send, 421, "This page does not go by that name.")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() not in self._hosts:
+        if origin is not None and origin.lower().partition("://")[2] not in self._hosts:
             return await _answer(send, 403, "A page of another origin may not use this one.")
         given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
         if scope["method"] == "GET" and scope["path"] == "/" and self._is_token(given):
@@ -49,17 +49,29 @@ class Guard:
             return await _answer(send, 303, "", [("location", "/"), ("set-cookie", cookie)])
         if not self._is_token(self._kept(headers.get("cookie", ""))):
             return await _answer(send, 401, "Open the address that `luthier ui` has printed; it holds the token.")
-        await self.app(scope, receive, send)
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
+            return await _answer(send, 403, "A page of another origin may not use this one.")  # images have no Origin
+        await self.app(scope, receive, _unframed(send))
 
     def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
 
     def _kept(self, header: str) -> str:
-        try:
-            found = SimpleCookie(header).get(self.cookie)
-        except CookieError:
-            return ""
-        return found.value if found else ""
+        """The cookie, also beside others that are no valid ones: all servers of a machine share its cookies."""
+        pairs = (pair.strip().partition("=") for pair in header.split(";"))
+        return next((value for name, _, value in pairs if name == self.cookie), "")
+
+
+def _unframed(send: Send) -> Send:
+    """No other page may show this one inside of it, where clicks can be stolen."""
+
+    async def sent(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            more = [(b"x-frame-options", b"DENY"), (b"x-content-type-options", b"nosniff")]
+            message = {**message, "headers": [*message.get("headers", []), *more]}
+        await send(message)
+
+    return sent
 
 
 async def _answer(send: Send, status: int, text: str, headers: Iterable[tuple[str, str]] = ()) -> None:

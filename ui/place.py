@@ -15,6 +15,9 @@ class Place:
 
     Args:
         folder: which is there.
+
+    Raises:
+        LuthierError: it is not there, or the page's own folder in it is a link.
     """
 
     def __init__(self, folder: Path):
@@ -22,6 +25,8 @@ class Place:
         if not self.folder.is_dir():
             raise LuthierError("no such folder", where=folder, do="make it first")
         self.own = self.folder / OWN
+        if self.own.is_symlink():
+            raise LuthierError("a link, which may lead out of the folder", where=self.own, do="delete it")
         self.own.mkdir(exist_ok=True)
 
     def inside(self, name: str | Path) -> Path:
@@ -31,6 +36,10 @@ class Place:
     def named(self, path: Path) -> str:
         """A path of the folder as it is called on the page."""
         return path.relative_to(self.folder).as_posix()
+
+    def argument(self, path: Path) -> str:
+        """A path of the folder as a command that runs there takes it; never one that looks like an option."""
+        return f"./{self.named(path)}"
 
     def recipes(self) -> list[str]:
         """The YAML files of the folder, without those that runs have left."""
@@ -59,7 +68,10 @@ def inside(folder: Path, name: str | Path) -> Path:
     Raises:
         LuthierError: it leads out of the folder, through `..`, a link or as an absolute path.
     """
-    found = (folder / Path(name).expanduser()).resolve()
+    try:
+        found = (folder / Path(name).expanduser()).resolve()
+    except (OSError, RuntimeError, ValueError):  # a circle of links, no such user, a zero byte
+        found = folder
     if found == folder or not found.is_relative_to(folder):
-        raise LuthierError("outside of the page's folder", where=str(name), expected=f"a path in {folder}")
+        raise LuthierError("outside of the page's folder", where=repr(str(name)), expected=f"a path in {folder}")
     return found

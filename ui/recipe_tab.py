@@ -9,20 +9,20 @@ import gradio as gr
 
 from ..common.errors import LuthierError
 from ..common.reading import parse, shipped
-from . import editing
+from . import checking, editing
 from .jobs import Jobs, slug
 from .place import Place
 
-CHECK = "check"
-"""Name of the job that checks a recipe."""
+IN_TURN: dict[str, Any] = {"concurrency_id": "recipe", "concurrency_limit": 1}
+"""What reads or changes the recipe happens in the order it was asked for, so that a start sees the last edit."""
 
 
 def recipe_tab(place: Place, jobs: Jobs) -> None:
     """Build the tab."""
     tree = gr.State({})
     with gr.Row():
-        name = gr.Dropdown(_names(place), label="recipe", value=None, elem_id="recipe", scale=3)
-        section = gr.Radio([], label="section", elem_id="section", scale=4)
+        name = gr.Dropdown(_names(place), label="recipe", value=None, elem_id="recipe", scale=3, min_width=300)
+        section = gr.Radio([], label="section", elem_id="section", scale=4, min_width=300)
     problem = gr.Markdown("Pick a recipe.", elem_id="problem")
     with gr.Row():
         with gr.Column(scale=3):
@@ -33,7 +33,7 @@ def recipe_tab(place: Place, jobs: Jobs) -> None:
                     box = _box(entry)
                     change = partial(_set, place, entry.place)
                     events = [box.change] if isinstance(box, gr.Dropdown) else [box.blur, box.submit]
-                    gr.on(events, change, [box, tree], [tree, problem, text], show_progress="hidden")
+                    gr.on(events, change, [box, tree], [tree, problem, text], show_progress="hidden", **IN_TURN)
 
         with gr.Column(scale=2):
             text = gr.Code(label="the recipe", language="yaml", elem_id="text", interactive=True)
@@ -41,12 +41,12 @@ def recipe_tab(place: Place, jobs: Jobs) -> None:
             with gr.Row():
                 check = gr.Button("check", elem_id="check")
                 start = gr.Button("start", variant="primary", elem_id="start")
-            log = gr.Textbox(label="check", lines=12, elem_id="check-log", interactive=False)
-    name.change(partial(_open, place), [name], [tree, text, section, problem])
-    keep.click(partial(_take_over, place), [text, tree], [tree, problem, section])
-    check.click(partial(_check, place, jobs), [tree], [log])
-    start.click(partial(_start, place, jobs), [tree], [problem])
-    gr.Timer(2).tick(lambda: jobs.tail(CHECK), None, [log], show_progress="hidden")
+            answers = gr.HTML("", elem_id="answers")
+    name.change(partial(_open, place), [name], [tree, text, section, problem], **IN_TURN)
+    keep.click(partial(_take_over, place), [text, tree], [tree, problem, section], **IN_TURN)
+    check.click(partial(_check, place, jobs), [tree], [problem], **IN_TURN)
+    start.click(partial(_start, place, jobs), [tree], [problem], **IN_TURN)
+    gr.Timer(2).tick(partial(_answers, place, jobs), [answers], [answers], show_progress="hidden")
 
 
 def _names(place: Place) -> list[str]:
@@ -115,16 +115,22 @@ def saved(place: Place, tree: dict[str, Any]) -> tuple[str, str]:
 
 def _check(place: Place, jobs: Jobs, tree: dict[str, Any]) -> str:
     try:
-        jobs.start(CHECK, ["check", saved(place, tree)[0], "--fast"])
+        checking.start(place, jobs, saved(place, tree)[0])
     except LuthierError as error:
-        return str(error)
-    return "checking ..."
+        return f"**not checked**\n```\n{error}\n```"
+    return "checking: what is found comes below the buttons"
+
+
+def _answers(place: Place, jobs: Jobs, before: str | None) -> Any:
+    """What the check has found; nothing changes where nothing has, so that it can be read and marked."""
+    found = checking.shown(place, jobs)
+    return gr.skip() if found == before else found
 
 
 def _start(place: Place, jobs: Jobs, tree: dict[str, Any]) -> str:
     try:
         file, output = saved(place, tree)
-        jobs.start(output, ["train", file])
+        jobs.start(output, ["train", f"./{file}"])
     except LuthierError as error:
         return f"**not started**\n```\n{error}\n```"
     return f"started: see `{output}` among the runs"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import gradio as gr
 
 from ..common.errors import LuthierError
 from . import watching
-from .jobs import Jobs, slug
+from .jobs import Jobs, command, slug
 from .place import Place
 
 LOSS = "train/loss"
@@ -19,9 +19,9 @@ FORMATS = ("merged", "adapter", "onnx", "ctranslate2", "gguf")
 """Formats that are offered; others can be written."""
 
 
-def runs_tab(place: Place, jobs: Jobs) -> None:
-    """Build the tab."""
-    with gr.Row():
+def runs_tab(place: Place, jobs: Jobs, tab: gr.Tab) -> None:
+    """Build what is in the tab."""
+    with gr.Row(elem_classes="ends"):
         run = gr.Dropdown([], label="run", interactive=True, elem_id="run", scale=3)
         name = gr.Dropdown(
             [LOSS], value=LOSS, label="curve", interactive=True, elem_id="curve", allow_custom_value=True, scale=2
@@ -29,27 +29,27 @@ def runs_tab(place: Place, jobs: Jobs) -> None:
         refresh = gr.Button("look for runs", elem_id="refresh", scale=1)
     state = gr.Markdown("", elem_id="state")
     with gr.Row():
-        stop = gr.Button("stop", variant="stop", elem_id="stop")
-        resume = gr.Button("resume", elem_id="resume")
-        report = gr.Button("report", elem_id="report")
+        stop = gr.Button("stop", variant="stop", elem_id="stop", min_width=90)
+        resume = gr.Button("resume", elem_id="resume", min_width=90)
+        report = gr.Button("report", elem_id="report", min_width=90)
     told = gr.Markdown("", elem_id="told")
     plot = gr.LinePlot(x="step", y="value", elem_id="plot", height=260)
     with gr.Row():
-        log = gr.Textbox(label="log", lines=14, max_lines=14, elem_id="log", interactive=False, autoscroll=True)
-        samples = gr.JSON(label="samples", elem_id="samples", max_height=330)
-    with gr.Row():
+        log = gr.Textbox(label="log", lines=14, max_lines=14, elem_id="log", elem_classes="log", interactive=False)
+        samples = gr.HTML("", label="samples", elem_id="samples", max_height=360)
+    with gr.Row(elem_classes="ends"):
         checkpoint = gr.Dropdown(
-            [], label="checkpoint", interactive=True, elem_id="checkpoint", allow_custom_value=True
+            [], label="checkpoint (default: best)", interactive=True, elem_id="checkpoint", allow_custom_value=True
         )
         form = gr.Dropdown(
             list(FORMATS), value="merged", label="format", interactive=True, elem_id="format", allow_custom_value=True
         )
         target = gr.Textbox(label="new folder", placeholder="exported", elem_id="target")
         export = gr.Button("export", elem_id="export")
-    exported = gr.Textbox(label="export", lines=6, elem_id="export-log", interactive=False)
+    exported = gr.Textbox(label="export", lines=6, elem_id="export-log", elem_classes="log", interactive=False)
     shown = [state, plot, log, samples, name, checkpoint, exported]
     look = partial(_look, place, jobs)
-    refresh.click(partial(_found, place, jobs), [run], [run])
+    gr.on([refresh.click, tab.select], partial(_found, place, jobs), [run], [run])
     run.change(look, [run, name], shown, show_progress="hidden")
     name.change(look, [run, name], shown, show_progress="hidden")
     stop.click(partial(_stop, place, jobs), [run], [told])
@@ -60,7 +60,10 @@ def runs_tab(place: Place, jobs: Jobs) -> None:
 
 
 def _found(place: Place, jobs: Jobs, current: str | None) -> Any:
-    names = place.runs()
+    """The runs, those first that have only just been started."""
+    begun = [name for name in reversed(jobs.names()) if not name.startswith("/")]
+    names = [*(name for name in begun if jobs.is_running(name)), *place.runs(), *begun]
+    names = list(dict.fromkeys(names))
     return gr.Dropdown(choices=names, value=current if current in names else next(iter(names), None))
 
 
@@ -71,15 +74,15 @@ def _look(place: Place, jobs: Jobs, run: str | None, name: str) -> Any:
     found = watching.curves(place, run)
     points = found.get(name, [])
     last = f"step {points[-1][0]}, {name} {points[-1][1]:.4g}, {len(points)} points" if points else f"no {name} yet"
-    when, content = watching.samples(place, run)
+    state = jobs.state(run)
     return (
-        f"**{jobs.state(run)}** - {last}",
-        watching.frame(place, [run], name),
+        f"**{watching.left(place, run) if state == 'not running' else state}** - {last}",
+        watching.frame({run: points}),
         jobs.tail(run),
-        {when: content},
+        watching.samples_shown(place, run),
         gr.Dropdown(choices=list(found) or [LOSS]),
         gr.Dropdown(choices=watching.checkpoints(place, run)),
-        jobs.tail(f"export {run}"),
+        jobs.tail(f"/export/{run}"),
     )
 
 
@@ -92,8 +95,10 @@ def _stop(place: Place, jobs: Jobs, run: str) -> str:
 
 
 def _resume(place: Place, jobs: Jobs, run: str) -> str:
+    """Go on in the run's own folder, also where the folder has been moved since and its recipe names another."""
     try:
-        jobs.start(run, ["train", place.named(place.inside(run) / "recipe.yaml")])
+        folder = place.inside(run or "")
+        jobs.start(run, ["train", place.argument(folder / "recipe.yaml"), f"output={json.dumps(place.named(folder))}"])
     except LuthierError as error:
         return f"```\n{error}\n```"
     return "goes on"
@@ -101,9 +106,12 @@ def _resume(place: Place, jobs: Jobs, run: str) -> str:
 
 def _report(place: Place, run: str) -> str:
     """Write the page of the run, and link it."""
-    file = place.own / f"{slug(run)}.html"
-    command = [sys.executable, "-m", __package__.split(".")[0], "report", str(place.inside(run)), "--output", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    try:
+        folder, file = place.inside(run or ""), place.own / f"{slug(run)}.html"
+        wanted = command(["report", str(folder), "--output", str(file)])
+        done = subprocess.run(wanted, capture_output=True, text=True, check=False, timeout=300)
+    except (LuthierError, subprocess.TimeoutExpired) as error:
+        return f"```\n{error}\n```"
     if done.returncode:
         return f"```\n{done.stderr[-2000:]}\n```"
     return f'<a href="/files/{file.name}" target="_blank" rel="noopener">open the report</a>'
@@ -113,10 +121,11 @@ def _export(place: Place, jobs: Jobs, run: str, checkpoint: str | None, form: st
     try:
         source = place.inside(f"{run}/checkpoints/{checkpoint or 'best'}")
         folder = place.inside(target or f"{run}-{form}")
-        names = [f"{run}/checkpoints/{checkpoint or 'best'}", "--to", form, "--output", place.named(folder)]
         if not source.exists():
-            raise LuthierError("no such checkpoint", where=names[0])
-        jobs.start(f"export {run}", ["export", *names])
+            raise LuthierError("no such checkpoint", where=place.named(source))
+        jobs.start(
+            f"/export/{run}", ["export", place.argument(source), "--to", form, "--output", place.argument(folder)]
+        )
     except LuthierError as error:
         return f"```\n{error}\n```"
     return f"exporting into `{place.named(folder)}`; the log below ends with what was found"

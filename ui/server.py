@@ -11,11 +11,9 @@ from typing import Any
 from ..common.console import console
 from ..common.errors import LuthierError, missing_extra
 from .guard import Guard
-from .jobs import Jobs
+from .jobs import TOKEN, Jobs
 from .place import Place, inside
 
-TOKEN = "LUTHIER_UI_TOKEN"
-"""Environment variable with a token of one's own; else one is drawn at each start."""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -45,10 +43,10 @@ def application(place: Place, token: str, hosts: Iterable[str]) -> Guard:
         gr.Markdown(f"# Luthier\n`{place.folder}`")
         with gr.Tab("recipe"):
             recipe_tab(place, jobs)
-        with gr.Tab("runs"):
-            runs_tab(place, jobs)
-        with gr.Tab("compare"):
-            compare_tab(place)
+        with gr.Tab("runs") as runs:
+            runs_tab(place, jobs, runs)
+        with gr.Tab("compare") as compare:
+            compare_tab(place, compare)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/files/{name:path}")
@@ -63,7 +61,8 @@ def application(place: Place, token: str, hosts: Iterable[str]) -> Guard:
         return FileResponse(found, headers={"Content-Security-Policy": "sandbox allow-scripts allow-popups"})
 
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # nothing from elsewhere
-    mounted = gr.mount_gradio_app(app, blocks, path="/", ssr_mode=False, footer_links=[], theme=theme)
+    css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    mounted = gr.mount_gradio_app(app, blocks, path="/", ssr_mode=False, footer_links=[], theme=theme, css=css)
     return Guard(mounted, token, hosts)
 
 
@@ -79,11 +78,10 @@ def serve(folder: Path, host: str, port: int, names: Iterable[str] = ()) -> None
     place = Place(folder)
     os.chdir(place.folder)
     token = os.environ.get(TOKEN) or secrets.token_urlsafe(24)
-    known = (*LOCAL, *names) if host in LOCAL else (*LOCAL, host, *names)
-    app = application(place, token, [f"{name}:{port}" for name in known])
+    address = host.strip("[]")
+    own = f"[{address}]" if ":" in address else address  # as browsers write it
+    app = application(place, token, [f"{name}:{port}" for name in (*LOCAL, own, *names)])
     import uvicorn
 
-    console.print(
-        f"http://{LOCAL[0] if host in LOCAL else host}:{port}/?token={token}", highlight=False, soft_wrap=True
-    )
-    uvicorn.run(app, host=host.strip("[]"), port=port, log_level="warning")
+    console.print(f"http://{own}:{port}/?token={token}", highlight=False, soft_wrap=True)
+    uvicorn.run(app, host=address, port=port, log_level="warning")

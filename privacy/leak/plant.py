@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 from ...common.data.sources import rows
 from ...common.errors import BadExample, DataError
@@ -47,9 +49,13 @@ def plant(
     copies = [one.row() for one in made for _ in range(one.planted)]
     draw = random.Random(f"places {seed}")
     draw.shuffle(copies)
-    total = sum(not isinstance(item, BadExample) for item in rows(data, split=split))
+    readable = [not isinstance(item, BadExample) for item in rows(data, split=split)]
+    total, lost = sum(readable), readable.count(False)
+    if lost:
+        logging.getLogger(__name__).warning("%s: %d rows can't be read and are left out", data, lost)
     places = sorted(draw.randrange(total + 1) for _ in copies)
     written = 0
+    output.parent.mkdir(parents=True, exist_ok=True)
     part = output.with_name(f".{output.name}.part")
     with part.open("w", encoding="utf-8") as file:
         for at, item in enumerate(one for one in rows(data, split=split) if not isinstance(one, BadExample)):
@@ -65,6 +71,6 @@ def plant(
     return written
 
 
-def _write(file: object, row: dict[str, object]) -> int:
-    print(json.dumps(row, ensure_ascii=False, default=str), file=file)  # type: ignore[call-overload]
+def _write(file: TextIO, row: dict[str, object]) -> int:
+    file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
     return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 
 from luthier.common import cli
 from luthier.common.errors import DataError, LuthierError
+from luthier.privacy import names as naming
 from luthier.privacy import scrub as scrubbing
-from luthier.privacy.find import ALL, find
+from luthier.privacy.find import ALL, Found, find
 from luthier.privacy.names import names
 from luthier.privacy.scrub import Settings, form, scrub
 from luthier.privacy.secrets import entropy
@@ -69,6 +71,31 @@ def test_one_digit_changed_is_no_number(made: ModuleType, kind: str) -> None:
         assert (kind, wrong) not in [(span.kind, wrong[span.begin : span.end]) for span in find(wrong)]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "## v2.10.1 (2024-11-21)", "pytz.NonExistentTimeError: 2002-04-07 02:30:00", "shot 2025-12-18 18-22-53.png",
+        "Telephone and Telegraph Corporation, Copyright (C) 2012-2022", "in Calle 12, 2010-2018", "rev. 07-05-2021 12",
+        "rights clause at FAR 52.227-19, as applicable", "handle: 1895.22/1013", "redirects (201/301/302/307/308)",
+        "soft_interrupts=2134212, syscalls=0", ":widths: 25 50 25 25", "Version: 9.24.0.43", "numpy==1.24.0.43",
+        "Versions after 1.11.1.1 need more", "http://127.0.0.1 and 0.0.0.0", "tokenizer=community/gpt2-large2",
+    ],
+)  # fmt: skip
+def test_what_real_documents_hold_that_is_no_value(text: str) -> None:
+    """Forms that were wrongly found in the documents of Python packages."""
+    assert find(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["My number is [212-555-5555]", "'[020 8366 1177]'", "Austin, TX 78741\n[800-292-9263]", "E164: '[+442083661177]'",
+     "call [(212) 555-5555] now", "Büro: [030/123 456 78]"],
+)  # fmt: skip
+def test_phones_as_real_documents_write_them(text: str) -> None:
+    plain, begin = text.replace("[", "").replace("]", ""), text.index("[")
+    assert find(plain) == [Found(begin, text.index("]") - 1, "PHONE")]
+
+
 def test_entropy() -> None:
     assert entropy("aaaa") == 0
     assert entropy("abcd") == 2  # four letters, equally often: log2 4
@@ -115,6 +142,16 @@ def test_the_report_holds_no_value(tmp_path: Path) -> None:
         "where": "a.jsonl:1", "field": "messages[0].content", "form": "aa00 0000 0000 0000 0000 00",
     }  # fmt: skip
     assert form("x" * 99) == "a" * 40 + "... (99 characters)"
+    assert form("राम १²") == "aaa 00"  # the vowel's mark is no letter, and is part of the name
+    scrub(Settings(str(secret_file(tmp_path)), tmp_path / "d.jsonl"))
+    told = json.loads((tmp_path / "d.jsonl.report.json").read_text())["samples"]["SECRET"]
+    assert told[0]["form"] == "16 characters"  # signs between the letters of a password are part of it
+
+
+def secret_file(folder: Path) -> Path:
+    file = folder / "c.jsonl"
+    file.write_text(json.dumps({"text": "password: 9t#R~q7!Zk@2w-Vb"}) + "\n")
+    return file
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
@@ -154,6 +191,7 @@ def test_what_is_kept_on_the_way_holds_no_value(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(KeyboardInterrupt):
         scrub(Settings(str(rows_of(tmp_path / "a.jsonl", 30)), tmp_path / "b.jsonl"), kill)
     kept = (tmp_path / ".b.jsonl.numbers").read_bytes()
+    assert (tmp_path / ".b.jsonl.numbers").stat().st_mode & 0o077 == 0
     assert b"rossi" not in kept.lower()
     assert b"user1" not in kept
 
@@ -199,6 +237,25 @@ def test_parquet_is_read_too(tmp_path: Path) -> None:
     assert read(tmp_path / "b.jsonl")[0]["tags"] == ["<EMAIL_2>"]
 
 
+def test_names_of_fields_and_what_json_has_no_form_for_are_looked_through(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    file = tmp_path / "a.jsonl"
+    file.write_text(
+        json.dumps({"a@example.org": {"B@example.org": 1, "b@example.org": 2, "n": [True, None, 2.5]}}) + "\n"
+    )
+    scrub(Settings(str(file), tmp_path / "b.jsonl"))
+    row = read(tmp_path / "b.jsonl")[0]
+    assert row == {"<EMAIL_1>": {"<EMAIL_2>": 1, "<EMAIL_2>'": 2, "n": [True, None, 2.5]}}  # none of them is lost
+    report = (tmp_path / "b.jsonl.report.json").read_text()
+    assert "example" not in report.replace(str(tmp_path), "")
+    codes = pa.array([b"a@example.org"], pa.binary(13))
+    parquet.write_table(pa.table({"code": codes}), tmp_path / "a.parquet")
+    scrub(Settings(str(tmp_path / "a.parquet"), tmp_path / "c.jsonl"))
+    assert read(tmp_path / "c.jsonl") == [{"code": "b'<EMAIL_1>'"}]
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     file = rows_of(tmp_path / "a.jsonl", 2)
     with pytest.raises(DataError, match="not overwritten"):
@@ -219,9 +276,63 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such kind" in capsys.readouterr().err
 
 
-def test_names_need_presidio() -> None:
-    if importlib.util.find_spec("presidio_analyzer") is None:
-        with pytest.raises(LuthierError, match="Presidio is not installed"):
-            list(names("Anna Rossi lives in Rome.", "en"))
-    else:
-        pytest.skip("Presidio is installed; whether it finds names is its model's matter")
+def test_a_language_without_a_model_is_refused(tmp_path: Path) -> None:
+    """Nothing is downloaded, nor is anything written."""
+    file = rows_of(tmp_path / "a.jsonl", 2)
+    with pytest.raises(LuthierError, match="no model of spaCy"):
+        scrub(Settings(str(file), tmp_path / "b.jsonl", languages=("tlh",)))
+    assert [one.name for one in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_the_largest_model_of_a_language_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ["en_core_web_sm", "de_core_news_lg", "en_core_web_md", "de_core_news_sm", "en_own"]
+    found = [EntryPoint(name, name, "spacy_models") for name in there]
+    monkeypatch.setattr(naming, "entry_points", lambda group: found)
+    assert naming.model_of("en") == "en_core_web_md"
+    assert naming.model_of("de") == "de_core_news_lg"
+
+
+@pytest.fixture
+def ruled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A pipeline of spaCy that knows its entities by a list, in place of a trained one."""
+    spacy = pytest.importorskip("spacy")
+    pytest.importorskip("presidio_analyzer")
+    pipeline = spacy.blank("en")
+    ruler = pipeline.add_pipe("entity_ruler")
+    ruler.add_patterns(
+        [{"label": label, "pattern": said} for label, said in
+         (("PERSON", "Anna Rossi"), ("GPE", "Rome"), ("ORG", "Fiat"), ("NORP", "Italian"), ("DATE", "Monday"))]
+    )  # fmt: skip
+    pipeline.to_disk(tmp_path / "pipeline")
+    monkeypatch.setattr(naming, "_model", lambda language: EntryPoint(str(tmp_path / "pipeline"), "x", "spacy_models"))
+    naming._analyzer.cache_clear()
+    return "en"
+
+
+@pytest.mark.slow  # spaCy takes long to import
+def test_presidio_finds_the_entities_of_its_pipeline(ruled: str, tmp_path: Path) -> None:
+    """Presidio's own engine; dates and firms tell of no person, and addresses keep their kind."""
+    text = "Anna Rossi, an Italian, left Fiat in Rome on Monday: anna@example.org. Call Anna Rossi."
+    found = [(text[begin:end], kind) for begin, end, kind in names(text, ruled)]
+    assert sorted(found) == [
+        ("Anna Rossi", "PERSON"), ("Anna Rossi", "PERSON"), ("Italian", "GROUP"), ("Rome", "LOCATION"),
+    ]  # fmt: skip
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"text": text}) + "\n")
+    report = scrub(Settings(str(file), tmp_path / "b.jsonl", languages=(ruled,)))
+    said = "<PERSON_1>, an <GROUP_1>, left Fiat in <LOCATION_1> on Monday: <EMAIL_1>. Call <PERSON_1>."
+    assert read(tmp_path / "b.jsonl") == [{"text": said}]
+    assert report.models == {"en": str(tmp_path / "pipeline")}
+
+
+@pytest.mark.slow
+def test_a_trained_model_finds_names_in_prose(tmp_path: Path) -> None:
+    pytest.importorskip("presidio_analyzer")
+    try:
+        naming.model_of("en")
+    except LuthierError:
+        pytest.skip("no English model of spaCy is installed")
+    naming._analyzer.cache_clear()
+    text = "My name is Margaret Thompson and I moved from Chicago to Berlin last year."
+    found = {(text[begin:end], kind) for begin, end, kind in names(text, "en")}
+    assert found == {("Margaret Thompson", "PERSON"), ("Chicago", "LOCATION"), ("Berlin", "LOCATION")}

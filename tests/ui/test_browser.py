@@ -152,14 +152,16 @@ def _session(page: Any, address: str, folder: Path, pictures: Path) -> None:
     page.locator("#problem").get_by_text("valid", exact=True).wait_for()
     told("text", "0.003")
 
-    # starts
+    # has it checked, and starts meanwhile
+    page.locator("#check").click()
+    told("problem", "checking")
     page.locator("#start").click()
     told("problem", "started")
     run = folder / "runs" / "demo"
-    _until(lambda: (run / "run.json").exists() and (run / "curves.csv").exists(), folder)
     page.get_by_role("tab", name="runs").click()
+    told("state", "running")  # also before the run has written anything
+    _until(lambda: (run / "run.json").exists() and (run / "curves.csv").exists(), folder)
     page.locator("#refresh").click()
-    told("state", "running")
 
     # watches the curve move
     page.wait_for_function("() => /step (\\d+)/.test(document.querySelector('#state').innerText)")
@@ -179,7 +181,10 @@ def _session(page: Any, address: str, folder: Path, pictures: Path) -> None:
     assert kept, page.locator("#log textarea").input_value()
     picture("4-stopped")
 
-    # resumes
+    # opens the page anew, and resumes
+    page.reload()
+    page.get_by_role("tab", name="runs").click()
+    told("state", "stopped, resumable")
     page.locator("#resume").click()
     told("told", "goes on")
     told("state", "done")
@@ -213,6 +218,18 @@ def _session(page: Any, address: str, folder: Path, pictures: Path) -> None:
     pick("compared", "runs/demo")
     told("compared-metrics", "loss")
     picture("8-compared")
+
+    # has read what the check found; all of it fits a phone too
+    page.get_by_role("tab", name="recipe").click()
+    told("answers", "passed")
+    assert "not passed" not in page.locator("#answers").inner_text()
+    picture("9-checked")
+    page.set_viewport_size({"width": 390, "height": 844})
+    for tab in ("recipe", "runs", "compare"):
+        page.get_by_role("tab", name=tab).click()
+        page.wait_for_timeout(1500)
+        picture(f"phone-{tab}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, tab
 
 
 def _step(page: Any) -> int:

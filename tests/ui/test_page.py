@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ from starlette.testclient import TestClient
 from luthier.common.errors import LuthierError
 from luthier.common.fields import field_at, fields
 from luthier.common.reading import config_of
-from luthier.ui import editing, jobs, watching
+from luthier.ui import checking, editing, jobs, watching
 from luthier.ui.guard import Guard
 from luthier.ui.place import Place
 
@@ -56,6 +57,8 @@ def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_can_not_use(gua
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     assert set(answer.headers["set-cookie"].split("; ")[1:]) == {"Path=/", "HttpOnly", "SameSite=Strict"}
     assert client(guarded, cookie=True).get("/").text == "inside"
+    beside = {"cookie": f'other={{"a": 1}}; luthier_7878={TOKEN}'}  # of another server of this machine
+    assert client(guarded).get("/", headers=beside).text == "inside"
 
 
 @pytest.mark.parametrize(
@@ -70,20 +73,44 @@ def test_other_hosts_are_refused_even_with_the_token(guarded: Guard, host: str) 
 def test_pages_of_other_origins_are_refused(guarded: Guard) -> None:
     page = client(guarded, cookie=True)
     assert page.post("/x", headers={"origin": "http://evil.example"}).status_code == 403
-    assert page.post("/x", headers={"origin": "null"}).status_code == 403
+    for other in ("null", "", "http://[", f"http://{HERE}.evil.example", f"http://evil.example@{HERE}"):
+        assert page.post("/x", headers={"origin": other}).status_code == 403, other
     assert page.post("/x", headers={"origin": f"http://{HERE}"}).status_code == 200
+
+
+def test_pictures_and_frames_of_other_pages_are_refused_too(guarded: Guard) -> None:
+    """They say no `Origin`, and servers of one machine share its cookies whatever their port."""
+    page = client(guarded, cookie=True)
+    for site in ("cross-site", "same-site"):
+        assert page.get("/x", headers={"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}).status_code == 403
+        opened = page.get("/x", headers={"sec-fetch-site": site, "sec-fetch-mode": "navigate"})
+        assert opened.status_code == 200
+        assert opened.headers["x-frame-options"] == "DENY"
+    assert page.get("/x", headers={"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}).status_code == 200
 
 
 # ------------------------------------------------------------------------------------------------ places
 
 
-@pytest.mark.parametrize("name", ["..", "../x", "/etc/passwd", "a/../../x", "~/x", ".", "", "link/passwd", "link"])
+OUTSIDE = ["..", "../x", "/etc/passwd", "a/../../x", "~/x", ".", "", "link/passwd", "link"]
+
+
+@pytest.mark.parametrize("name", [*OUTSIDE, "circle/x", "~nobody-here/x", "a\0b"])
 def test_paths_outside_are_refused(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "link").symlink_to("/etc")
+    (folder / "circle").symlink_to(folder / "circle")
     with pytest.raises(LuthierError, match="outside"):
         Place(folder).inside(name)
+
+
+def test_the_page_does_not_write_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / ".luthier-ui").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LuthierError, match="link"):
+        Place(tmp_path / "work")
 
 
 def test_recipes_and_runs_of_a_folder(tmp_path: Path) -> None:
@@ -139,13 +166,17 @@ def test_an_output_outside_of_the_folder_is_a_problem(tmp_path: Path) -> None:
     assert "outside" in told
 
 
-def test_recipes_that_ship_can_be_opened_and_files_elsewhere_not(tmp_path: Path) -> None:
+def test_recipes_that_ship_can_be_opened_and_files_elsewhere_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "secret.yaml").write_text("task: {kind: llm.sft}\n")
     place = Place(tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")  # as `serve` does
     assert editing.opened(place, "llm/sft")["task"]["kind"] == "llm.sft"
-    with pytest.raises(LuthierError):
-        editing.opened(place, "../secret.yaml")
+    for name in ("../secret.yaml", str(tmp_path / "secret.yaml"), ".hidden/a.yaml"):
+        with pytest.raises(LuthierError, match="no such recipe"):
+            editing.opened(place, name)
 
 
 # ------------------------------------------------------------------------------------------------ processes
@@ -170,6 +201,13 @@ def test_a_job_runs_is_stopped_and_found_by_another_page(tmp_path: Path, monkeyp
     _until(lambda: not page.is_running("runs/a"))
     assert page.state("runs/a") == "stopped, resumable"
     assert other.state("runs/a") == "not running"
+    other.start("runs/a", ["train", "x"])  # the first page has to know
+    assert page.state("runs/a") == "running"
+    with pytest.raises(LuthierError, match="already"):
+        page.start("runs/a", ["train", "x"])
+    _until(lambda: "begun" in page.tail("runs/a"))
+    page.stop("runs/a")
+    _until(lambda: not other.is_running("runs/a"))
     with pytest.raises(LuthierError, match="does not run"):
         page.stop("runs/a")
 
@@ -178,7 +216,7 @@ def _wrapped(folder: Path, script: str) -> str:
     """A program that takes the place of Python, and runs a script whatever it is asked."""
     (folder / "script.py").write_text(script)
     file = folder / "python"
-    file.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{folder / "script.py"}"\n')
+    file.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{folder / "script.py"}" "$@"\n')
     file.chmod(0o755)
     return str(file)
 
@@ -188,6 +226,47 @@ def _until(done: Any, seconds: float = 30) -> None:
     while not done():
         assert time.monotonic() - begun < seconds
         time.sleep(0.05)
+
+
+def test_names_of_jobs_give_different_files() -> None:
+    names = ["runs/a", "runs-a", "/export/runs/a", "check", checking.CHECK, "实验一", "实验二", "../a"]
+    files = {jobs.slug(name) for name in names}
+    assert len(files) == len(names)
+    assert not any("/" in file or file.startswith((".", "-")) for file in files)
+
+
+def test_a_training_is_not_told_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs.sys, "executable", _wrapped(tmp_path, "import os\nprint(sorted(os.environ), 'end')\n"))
+    monkeypatch.setenv(jobs.TOKEN, TOKEN)
+    (tmp_path / "work").mkdir()
+    page = jobs.Jobs(Place(tmp_path / "work"))
+    page.start("runs/a", ["train", "x"])
+    _until(lambda: "] end" in page.tail("runs/a"))
+    assert "PATH" in page.tail("runs/a")
+    assert jobs.TOKEN not in page.tail("runs/a")
+    assert page.names() == ["runs/a"]
+
+
+def test_what_a_check_has_found_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"name": "data.train", "state": "fail", "found": "<b> & 3 rows", "do": "look"}
+    questions = [{"question": "data", "asks": "Is it whole?", "state": "fail", "answers": [answer]}]
+    written = json.dumps({"passed": False, "questions": questions})
+    script = f"import sys\nopen(sys.argv[sys.argv.index('--json') + 1], 'w').write({written!r})\n"
+    monkeypatch.setattr(jobs.sys, "executable", _wrapped(tmp_path, script))
+    (tmp_path / "work").mkdir()
+    place = Place(tmp_path / "work")
+    page = jobs.Jobs(place)
+    assert checking.shown(place, page) == ""
+    checking.start(place, page, "a.yaml")
+    _until(lambda: "checking" not in checking.shown(place, page))
+    found = checking.shown(place, page)
+    assert "not passed" in found
+    assert "✗ fail" in found
+    assert "&lt;b&gt; &amp; 3 rows" in found
+    assert "do: look" in found
+    assert page.state(checking.CHECK) == "done"
+    (place.own / "check.json").unlink()  # as of a check that failed before it could answer
+    assert "$ luthier check" in checking.shown(place, page)
 
 
 def test_a_process_with_the_number_of_an_ended_one_is_not_taken_for_it(tmp_path: Path) -> None:
@@ -215,8 +294,24 @@ def test_curves_metrics_and_samples_are_read(tmp_path: Path) -> None:
     assert drawn[-1] == found["train/loss"][-1]
     assert watching.metrics(place, "run") == {"loss": 0.5}
     assert watching.samples(place, "run") == ("step-00000002", [{"answer": "a"}])
-    frame = watching.frame(place, ["run"], "train/loss")
+    shown = watching.samples_shown(place, "run")
+    assert "<b>step-00000002</b>" in shown
+    assert "<dt>answer</dt><dd>a</dd>" in shown
+    frame = watching.frame({"run": found["train/loss"]})
     assert list(frame.columns) == ["step", "value", "run"]
+
+
+def test_how_a_run_was_left_is_read_from_its_folder(tmp_path: Path) -> None:
+    """For a page that is opened anew, which was not there when the process ended."""
+    place, run = Place(tmp_path), tmp_path / "run"
+    (run / "checkpoints" / "step-00000002").mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    assert watching.left(place, "run") == "not running"
+    (run / "checkpoints" / "step-00000002" / "COMMIT").write_text("")
+    assert watching.left(place, "run") == "stopped, resumable"
+    (run / "run.json").write_text('{"position": {}}')
+    assert watching.left(place, "run") == "done"
+    assert watching.samples_shown(place, "run") == "<p>no samples yet</p>"
 
 
 @pytest.mark.slow  # Gradio takes long to import
