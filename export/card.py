@@ -12,10 +12,10 @@ import yaml
 
 from ..common.checkpoint import directory
 from ..common.exportable import Exportable
-from ..common.licenses import Verdict, named
+from ..common.licenses import Verdict
 from ..common.licenses import of as licenses_of
 from ..common.recipe import Recipe
-from ..common.secrets import without_secrets
+from ..common.secrets import distinct, named, without_secrets
 from .formats import Target
 
 PIPELINES = {
@@ -69,7 +69,7 @@ def origin(checkpoint: Path, recipe: Recipe) -> dict[str, Any]:
     record = _read(checkpoint / "run.json")
     manifest = directory.sha256(checkpoint / directory.MANIFEST)
     hashes = {
-        name: {named(path): digest for path, digest in (facts.get("sha256") or {}).items()}
+        name: distinct((named(path), digest) for path, digest in (facts.get("sha256") or {}).items())
         for name, facts in (record.get("data") or {}).items()
     }
     return {

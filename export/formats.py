@@ -16,10 +16,13 @@ TOLERANCE: Mapping[str, float] = {
     "bfloat16": 2.0**-4,  # 2^-8 for each weight
     "int8": 2.0**-3,  # 2^-7 for each weight and each activation
     "q8_0": 2.0**-4,  # 2^-8 for each weight, the activations are whole
+    "q4_0": 2.0**-1,  # 2^-4 for each weight, up to 2^-3 at one end: here it is the metric that decides
 }
 """Largest difference that an artifact may have, as a share of the largest number that the model gives."""
 
-SLACK: Mapping[str, float] = {"float32": 0.001, "float16": 0.005, "bfloat16": 0.02, "int8": 0.03, "q8_0": 0.01}
+SLACK: Mapping[str, float] = {
+    "float32": 0.001, "float16": 0.005, "bfloat16": 0.02, "int8": 0.03, "q8_0": 0.01, "q4_0": 0.05,
+}  # fmt: skip
 """How much worse a metric may be: of metrics above 1 as a share of it."""
 
 
@@ -32,9 +35,10 @@ class Target:
         form: of the model, as `common.exportable` lists them.
         module: in `targets`.
         dtypes: number formats, the default first.
-        needs: packages that have to be installed, all brought by the extra `export`.
         runtime: what serves it.
         serve: command or lines of Python that serve it; `{path}` is the artifact.
+        needs: packages that have to be installed.
+        extra: what brings them.
     """
 
     format: str
@@ -44,6 +48,7 @@ class Target:
     runtime: str
     serve: str
     needs: tuple[str, ...] = field(default=())
+    extra: str = "export"
 
     def load(self) -> Any:
         """The module, once all that it needs is installed.
@@ -53,7 +58,7 @@ class Target:
         """
         for package in self.needs:
             if find_spec(package) is None:
-                raise missing_extra(package, "export")
+                raise missing_extra(package, self.extra)
         return import_module(f".targets.{self.module}", __package__)
 
 
@@ -94,6 +99,9 @@ TARGETS: tuple[Target, ...] = (
     Target("onnx", "reranker", "onnx_texts", ("float32", "int8"), "onnxruntime", _ORT, _ONNX),
     Target("onnx", "ctc", "onnx_ctc", ("float32", "int8"), "onnxruntime, sherpa-onnx",
            _SHERPA.format(name='from_omnilingual_asr_ctc("{path}/model.onnx"'), _ONNX),
+    Target("onnx", "speech_seq2seq", "onnx_whisper", ("float32", "int8"), "onnxruntime, sherpa-onnx",
+           _SHERPA.format(name='from_whisper("{path}/encoder.onnx", "{path}/decoder.onnx"'), _ONNX),
+    Target("onnx", "causal_lm", "onnx_causal", ("float32", "int8"), "onnxruntime", _ORT, _ONNX),
     *(Target("openvino", form, "openvino_texts", ("float32", "float16"), "OpenVINO",
              'openvino.Core().compile_model("{path}/openvino_model.xml", "CPU")', (*_ONNX, "openvino"))
       for form in ("embedding", "sparse", "reranker")),
@@ -103,8 +111,9 @@ TARGETS: tuple[Target, ...] = (
            'funasr.AutoModel(model="{path}").generate(input="speech.wav")'),
     Target("nemo", "nemo", "merged", ("float32",), "NeMo",
            'ASRModel.restore_from("{path}/model.nemo").transcribe(["speech.wav"])'),
-    Target("gguf", "causal_lm", "gguf", ("float16", "float32", "q8_0"), "llama.cpp",
+    Target("gguf", "causal_lm", "gguf", ("float16", "float32", "q8_0", "q4_0"), "llama.cpp",
            "llama-server -m {path}/model.gguf", ("gguf",)),
+    Target("torchao", "causal_lm", "torchao", ("int8",), "transformers", _CAUSAL, ("torchao",), "torchao"),
 )  # fmt: skip
 
 
@@ -150,6 +159,6 @@ def rows() -> list[str]:
     for name, targets in found.items():
         forms = ", ".join(target.form for target in targets)
         numbers = ", ".join(dict.fromkeys(number for target in targets for number in target.dtypes))
-        runtimes = "; ".join(dict.fromkeys(target.runtime for target in targets))
+        runtimes = ", ".join(dict.fromkeys(name for target in targets for name in target.runtime.split(", ")))
         lines.append(f"| `--to {name}` | {forms} | {numbers} | {runtimes} |")
     return lines

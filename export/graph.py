@@ -19,6 +19,8 @@ Axes = Mapping[str, Mapping[int, str]]
 
 LARGEST = 2**31 - 2**27
 """Bytes of weights above which they lie in a file of their own: a protobuf holds 2 GB at most."""
+APART = ".data"
+"""What torch adds to the graph's name for that file."""
 
 
 def write(module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str], axes: Axes, file: Path) -> None:
@@ -31,8 +33,7 @@ def write(module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str
         axes: what may change.
         file: to be written.
     """
-    sizes = {name: torch.export.Dim(name) for given in axes.values() for name in given.values()}
-    shapes = tuple({axis: sizes[name] for axis, name in axes.get(key, {}).items()} or None for key in inputs)
+    shapes = tuple(dict(axes.get(key, {})) or None for key in inputs)
     weights = sum(value.nbytes for value in module.state_dict().values())
     levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript")}
     for name in levels:
@@ -42,7 +43,7 @@ def write(module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 module.eval(),
-                tuple(inputs.values()),
+                tuple(value.clone() for value in inputs.values()),  # one tensor given twice would become one input
                 str(file),
                 input_names=list(inputs),
                 output_names=list(outputs),
@@ -72,6 +73,15 @@ def _is_variadic(module: nn.Module) -> bool:
     return bool(module.forward.__code__.co_flags & 0x04)
 
 
+def describe(file: Path, facts: Mapping[str, object]) -> None:
+    """Add facts to a graph's metadata, where programs look for settings."""
+    import onnx
+
+    graph = onnx.load(str(file), load_external_data=False)
+    onnx.helper.set_model_props(graph, {name: str(value) for name, value in facts.items()})
+    onnx.save(graph, str(file))
+
+
 def quantise(file: Path, operators: Sequence[str] | None = None) -> None:
     """Keep the weights of a graph in 8 bits; activations are rounded to 8 bits as they come.
 
@@ -94,6 +104,7 @@ def quantise(file: Path, operators: Sequence[str] | None = None) -> None:
         finally:
             root.setLevel(level)
     small.replace(file)
+    file.with_name(f"{file.name}{APART}").unlink(missing_ok=True)  # the weights that were rounded
 
 
 class Session:

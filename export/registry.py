@@ -2,26 +2,37 @@
 
 A version goes candidate -> canary -> production -> archived, one step at a time; from anywhere to archived. Canary and
 production each are an alias of MLflow's, so that `models:/NAME@production` is what serves; they hold one version, and
-the one that was there before is archived.
+the one that was there before is archived. A database keeps where an artifact lies, a server keeps the artifact.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..common.checkpoint.directory import sha256
 from ..common.errors import ExportError, missing_extra
+from ..common.secrets import command_without_secrets, named
 from .artifact import ARTIFACT, PARITY
 
 STAGES = ("candidate", "canary", "production", "archived")
 HELD = ("canary", "production")
 """Stages that one version has at a time."""
 PREFIX = "luthier."
+STAGE = f"{PREFIX}stage"
+"""The tag that a version of ours has."""
+RUNS = "runs:/"
+"""How the address of a file begins that a server holds: then come the run and its path in it."""
+ABSENT = "RESOURCE_DOES_NOT_EXIST"
+"""MLflow's code for what it doesn't have."""
+EXPERIMENT, UPLOADED = "luthier registry", "artifact"
+"""Where the runs of a server stand that hold artifacts, and each artifact's folder in its run."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,7 @@ class Version:
         name: of the model.
         number: of the version.
         stage: one of `STAGES`.
-        source: folder of the artifact.
+        source: folder of the artifact, or its address on the server, `runs:/RUN/artifact`.
         sha256: of its `artifact.json`, which holds the hash of each of its files.
         facts: what `artifact.json` says: kind, form, format, dtype, checkpoint, base, data, metrics, licenses.
         parity: what `parity.json` says; {}: there is none.
@@ -41,7 +52,7 @@ class Version:
     name: str
     number: int
     stage: str
-    source: Path
+    source: str
     sha256: str
     facts: Mapping[str, Any]
     parity: Mapping[str, Any]
@@ -81,7 +92,7 @@ class Registry:
     """A registry of MLflow's.
 
     Args:
-        uri: `sqlite:///FILE`, or the address of a server.
+        uri: `sqlite:///FILE`, the address of another database, or that of a server, `https://HOST`.
     """
 
     def __init__(self, uri: str):
@@ -92,13 +103,25 @@ class Registry:
             raise missing_extra("mlflow", "track") from error
         for name in ("alembic", "mlflow"):
             logging.getLogger(name).setLevel(logging.ERROR)  # they tell of each table that is made
-        self.client, self._error = MlflowClient(tracking_uri=uri, registry_uri=uri), MlflowException
+        self.uri, self._error = named(uri), MlflowException
+        with self._told(self.uri):
+            self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+    @contextmanager
+    def _told(self, where: str) -> Iterator[None]:
+        """A context whose errors of MLflow's are told as ours."""
+        try:
+            yield
+        except (self._error, OSError) as error:  # an upload fails with those of requests
+            problem = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            given = command_without_secrets(problem)
+            raise ExportError("MLflow's registry refuses this", where=where, given=given) from error
 
     def add(self, artifact: Path, name: str) -> Version:
         """Register an artifact as a candidate.
 
         Raises:
-            ExportError: it is none, or its files are not those that were sealed.
+            ExportError: it is none, its files are not those that were sealed, or MLflow refuses it.
         """
         digest, facts = whole(artifact)
         parity = artifact / PARITY
@@ -108,28 +131,68 @@ class Registry:
             "facts": json.dumps({key: value for key, value in facts.items() if key != "files"}),
             "parity": parity.read_text(encoding="utf-8") if parity.is_file() else "{}",
         }
-        if not self.client.search_registered_models(f"name = '{name}'"):
-            self.client.create_registered_model(name)
-        made = self.client.create_model_version(
-            name, artifact.resolve().as_uri(), tags={f"{PREFIX}{key}": value for key, value in tags.items()}
-        )
+        with self._told(name):
+            if not self.client.search_registered_models(f"name = '{name}'"):
+                self.client.create_registered_model(name)
+            source, run = self._placed(artifact, name)
+            made = self.client.create_model_version(
+                name, source, run, tags={f"{PREFIX}{key}": value for key, value in tags.items()}
+            )
         return self.version(name, int(made.version))
+
+    def _placed(self, artifact: Path, name: str) -> tuple[str, str | None]:
+        """(address, run) of an artifact. A server knows no folder of this machine and is sent the files, in a run."""
+        if not self.uri.startswith("http"):
+            return artifact.resolve().as_uri(), None
+        known = self.client.get_experiment_by_name(EXPERIMENT)
+        place = known.experiment_id if known else self.client.create_experiment(EXPERIMENT)
+        run: str = self.client.create_run(place, run_name=name).info.run_id
+        done = "FAILED"
+        try:
+            self.client.log_artifacts(run, str(artifact), UPLOADED)
+            done = "FINISHED"
+        finally:
+            self.client.set_terminated(run, done)
+        return f"{RUNS}{run}/{UPLOADED}", run
+
+    @contextmanager
+    def folder(self, version: Version) -> Iterator[Path]:
+        """The folder of a version's artifact; what a server holds is fetched for that time.
+
+        Raises:
+            ExportError: the server doesn't give it.
+        """
+        if not version.source.startswith(RUNS):
+            yield Path(version.source)
+            return
+        run, path = version.source.removeprefix(RUNS).split("/", 1)
+        with TemporaryDirectory() as place:
+            with self._told(version.source):
+                found = Path(self.client.download_artifacts(run, path, place))
+            yield found
 
     def version(self, name: str, number: int) -> Version:
         """A version that is registered.
 
         Raises:
-            ExportError: there is none.
+            ExportError: there is none, or it is none of ours.
         """
-        try:
-            return _read(self.client.get_model_version(name, str(number)))
-        except self._error as error:
-            raise ExportError("there is no such version", where=name, given=number) from error
+        with self._told(name):
+            try:
+                found = self.client.get_model_version(name, str(number))
+            except self._error as error:
+                if error.error_code != ABSENT:
+                    raise
+                raise ExportError("there is no such version", where=name, given=number) from error
+        if not _is_ours(found):
+            raise ExportError("the version was not registered by `luthier registry add`", where=f"{name} {number}")
+        return _read(found)
 
     def versions(self, name: str | None = None) -> list[Version]:
         """All versions, of one model or of all, by name and number."""
-        found = self.client.search_model_versions(f"name = '{name}'" if name else None)
-        ours = [_read(one) for one in found if f"{PREFIX}stage" in one.tags]
+        with self._told(name or "all models"):
+            found = self.client.search_model_versions(f"name = '{name}'" if name else None)
+        ours = [_read(one) for one in found if _is_ours(one)]
         return sorted(ours, key=lambda one: (one.name, one.number))
 
     def promote(self, name: str, number: int, stage: str) -> Version:
@@ -146,31 +209,34 @@ class Registry:
                 f"a version that is {version.stage} can't become that", where=f"{name} {number}", given=stage,
                 expected=" or ".join(reachable) or "nothing more", do="register the artifact again",
             )  # fmt: skip
+        displaced: list[Version] = []
         if stage in HELD:
             self._earned(version)
-            for other in self.versions(name):
-                if other.stage == stage:
-                    self._move(other, "archived")
-        self._move(version, stage)
+            displaced = [other for other in self.versions(name) if other.stage == stage]
+        with self._told(name):
+            if stage in HELD:  # first, so that one serves at any time
+                self.client.set_registered_model_alias(name, stage, str(number))
+            if version.stage in HELD:
+                self.client.delete_registered_model_alias(name, version.stage)
+            self._tag(version, stage)
+            for other in displaced:
+                self._tag(other, "archived")
         return self.version(name, number)
 
     def _earned(self, version: Version) -> None:
         lacks = version.lacks()
-        if not lacks and whole(version.source)[0] != version.sha256:
-            lacks = ["the artifact is another one than when it was registered"]
+        if not lacks:
+            with self.folder(version) as folder:
+                if whole(folder)[0] != version.sha256:
+                    lacks = ["the artifact is another one than when it was registered"]
         if lacks:
             raise ExportError(
                 "the version may not be served", where=f"{version.name} {version.number}", given="; ".join(lacks),
                 do="export it anew with `luthier export`, and register that",
             )  # fmt: skip
 
-    def _move(self, version: Version, stage: str) -> None:
-        number = str(version.number)
-        if version.stage in HELD:
-            self.client.delete_registered_model_alias(version.name, version.stage)
-        if stage in HELD:
-            self.client.set_registered_model_alias(version.name, stage, number)
-        self.client.set_model_version_tag(version.name, number, f"{PREFIX}stage", stage)
+    def _tag(self, version: Version, stage: str) -> None:
+        self.client.set_model_version_tag(version.name, str(version.number), STAGE, stage)
 
 
 def whole(artifact: Path) -> tuple[str, dict[str, Any]]:
@@ -189,11 +255,16 @@ def whole(artifact: Path) -> tuple[str, dict[str, Any]]:
     return sha256(file), facts
 
 
+def _is_ours(found: Any) -> bool:
+    return STAGE in found.tags
+
+
 def _read(found: Any) -> Version:
     from urllib.parse import unquote, urlparse
 
     tags = {key.removeprefix(PREFIX): value for key, value in found.tags.items() if key.startswith(PREFIX)}
+    source = found.source if found.source.startswith(RUNS) else unquote(urlparse(found.source).path)
     return Version(
-        found.name, int(found.version), tags["stage"], Path(unquote(urlparse(found.source).path)), tags["sha256"],
+        found.name, int(found.version), tags["stage"], source, tags["sha256"],
         json.loads(tags["facts"]), json.loads(tags["parity"]),
     )  # fmt: skip

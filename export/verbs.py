@@ -12,7 +12,10 @@ registry = typer.Typer(help="Versions of artifacts and their stages, in MLflow's
 Name = Annotated[str, typer.Argument(help="Name of the model.")]
 Number = Annotated[int, typer.Argument(help="Number of the version.")]
 Uri = Annotated[
-    str, typer.Option("--registry", envvar="MLFLOW_REGISTRY_URI", help="sqlite:///FILE, or a server's address.")
+    str,
+    typer.Option(
+        "--registry", envvar="MLFLOW_REGISTRY_URI", help="sqlite:///FILE, another database or a server, https://HOST."
+    ),
 ]
 FILE = "sqlite:///mlflow.db"
 
@@ -31,7 +34,7 @@ def export(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Changes of the evaluation, such as data.validation=B.jsonl."),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Numbers: float32, bfloat16, float16, int8, q8_0.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Numbers: float32, bfloat16, float16, int8, q8_0, q4_0.")] = None,
     inputs: Annotated[int, typer.Option(help="Examples whose outputs are compared.", min=1)] = 16,
     push: Annotated[str | None, typer.Option(metavar="REPO", help="Upload to this hub repository, private.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' own messages.")] = False,

@@ -21,6 +21,10 @@ from ..source import Source
 needs_whole = True
 FILE = "model.gguf"
 KEPT = ("generation_config.json", "chat_template.jinja")
+BLOCK = 32
+"""Numbers that share a scale."""
+WHOLE = ("token_embd.weight", "output.weight")
+"""What 4 bits would harm most: the tables of tokens, which take 8 then."""
 ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 """Name of the family in transformers, and in the package gguf."""
 
@@ -46,7 +50,7 @@ def write(source: Source, directory: Path, dtype: str) -> None:
     _say_sizes(writer, config, dtype)
     _say_tokens(writer, AutoTokenizer.from_pretrained(source.merged), config)
     for name, tensor in _tensors(source.merged, config):
-        values, kind = _numbers(tensor, dtype)
+        values, kind = _numbers(name, tensor, dtype)
         writer.add_tensor(name, values, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -64,7 +68,10 @@ def _say_sizes(writer: Any, config: Any, dtype: str) -> None:
     if rope.get("rope_type", "default") != "default" or getattr(config, "use_sliding_window", False):
         raise ExportError("stretched positions and sliding windows are not written yet", given=rope.get("rope_type"))
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kinds = {"float16": LlamaFileType.MOSTLY_F16, "float32": LlamaFileType.ALL_F32, "q8_0": LlamaFileType.MOSTLY_Q8_0}
+    kinds = {
+        "float16": LlamaFileType.MOSTLY_F16, "float32": LlamaFileType.ALL_F32,
+        "q8_0": LlamaFileType.MOSTLY_Q8_0, "q4_0": LlamaFileType.MOSTLY_Q4_0,
+    }  # fmt: skip
     writer.add_name("model")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -155,14 +162,16 @@ def _turned(tensor: Tensor, name: str, config: Any) -> Tensor:
     return parted.swapaxes(1, 2).reshape(tensor.shape)
 
 
-def _numbers(tensor: Tensor, dtype: str) -> tuple[np.ndarray, Any]:
+def _numbers(name: str, tensor: Tensor, dtype: str) -> tuple[np.ndarray, Any]:
+    """A tensor's numbers as they are written; `name` is llama.cpp's."""
     from gguf import GGMLQuantizationType as Kind
     from gguf import quants
 
     values = tensor.to(torch.float32).numpy()
     if tensor.dim() < 2 or dtype == "float32":
         return values, Kind.F32
-    kind = Kind.Q8_0 if dtype == "q8_0" and values.shape[-1] % 32 == 0 else Kind.F16  # blocks are of 32 numbers
+    kinds = {"q8_0": Kind.Q8_0, "q4_0": Kind.Q8_0 if name in WHOLE else Kind.Q4_0}
+    kind = kinds.get(dtype, Kind.F16) if values.shape[-1] % BLOCK == 0 else Kind.F16
     return quants.quantize(values, kind), kind
 
 

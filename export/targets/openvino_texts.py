@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..graph import APART
 from ..source import Source
 from . import onnx_texts
 
@@ -20,7 +21,8 @@ def write(source: Source, directory: Path, dtype: str) -> None:
     onnx_texts.write(source, directory, "float32")
     graph = directory / onnx_texts.FILE
     openvino.save_model(openvino.convert_model(graph), directory / FILE, compress_to_fp16=dtype == "float16")
-    graph.unlink()
+    for file in (graph, graph.with_name(f"{graph.name}{APART}")):
+        file.unlink(missing_ok=True)
 
 
 class Runner:

@@ -59,7 +59,7 @@ def test_what_an_artifact_says_is_kept(registry: Registry, tmp_path: Path) -> No
     place = make(tmp_path / "a")
     made = registry.add(place, "speech")
     assert (made.name, made.number, made.stage) == ("speech", 1, "candidate")
-    assert made.source == place
+    assert made.source == str(place)
     assert made.sha256 == artifact.sha256(place / "artifact.json")
     assert made.facts["base"] == {"name": "someone/base", "sha256": "ab" * 32}
     assert made.facts["data"] == {"train": {"rows.jsonl": "cd" * 32}}
@@ -73,7 +73,26 @@ def test_what_an_artifact_says_is_kept(registry: Registry, tmp_path: Path) -> No
         registry.version("speech", 3)
 
 
-def test_a_version_goes_up_step_by_step_and_takes_the_place_of_the_last(registry: Registry, tmp_path: Path) -> None:
+def test_what_mlflow_refuses_is_told(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ExportError, match="refuses"):
+        registry.add(make(tmp_path / "a"), "a:b")
+    with pytest.raises(ExportError, match="refuses"):
+        Registry("nowhere://x")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    for ask in (lambda nobody: nobody.add(tmp_path / "a", "speech"), lambda nobody: nobody.version("speech", 1)):
+        with pytest.raises(ExportError, match="refuses") as told:
+            ask(Registry("http://me:pass@127.0.0.1:9"))
+        assert "pass" not in str(told.value)
+    registry.client.create_registered_model("other")
+    registry.client.create_model_version("other", tmp_path.as_uri())
+    assert not registry.versions("other")
+    with pytest.raises(ExportError, match="not registered by"):
+        registry.promote("other", 1, "canary")
+
+
+def test_a_version_goes_up_step_by_step_and_takes_the_place_of_the_last(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in "ab":
         registry.add(make(tmp_path / name), "speech")
     with pytest.raises(ExportError, match="can't become") as told:
@@ -83,7 +102,13 @@ def test_a_version_goes_up_step_by_step_and_takes_the_place_of_the_last(registry
     assert registry.promote("speech", 1, "production").stage == "production"
     assert registry.client.get_model_version_by_alias("speech", "production").version in (1, "1")
     registry.promote("speech", 2, "canary")
+    held: list[str] = []
+    tag = registry.client.set_model_version_tag
+    monkeypatch.setattr(registry.client, "set_model_version_tag", lambda *given: (
+        held.append(str(registry.client.get_model_version_by_alias("speech", "production").version)), tag(*given)
+    ))  # fmt: skip
     registry.promote("speech", 2, "production")
+    assert held == ["2", "2"], "one serves at any time"
     assert [one.stage for one in registry.versions("speech")] == ["archived", "production"]
     aliases = dict(registry.client.get_registered_model("speech").aliases)
     assert {name: str(number) for name, number in aliases.items()} == {"production": "2"}

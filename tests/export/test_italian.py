@@ -1,0 +1,105 @@
+"""Whisper tuned on Italian telephone prompts makes as many errors in the runtime that serves it as it made in training.
+
+Real speech and weights, which lie beside the clone: `pytest -m shared tests/export/test_italian.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luthier.common import reading
+from luthier.common.checkpoint import directory
+from luthier.common.training.run import train
+from luthier.export.run import export
+from luthier.modalities.asr.metrics import Scored, score
+
+pytestmark = [pytest.mark.shared, pytest.mark.slow]
+
+SHARED = Path(__file__).parents[3] / "shared"
+PROMPTS = SHARED / "data" / "telephone-prompts"
+WITHIN = 0.005
+"""Largest difference of a normalised word error rate."""
+
+FASTER = """
+from faster_whisper import WhisperModel
+from faster_whisper.audio import decode_audio
+model = WhisperModel(sys.argv[1], device="cpu", compute_type=sys.argv[2], cpu_threads=1)
+options = {"language": "en", "beam_size": 1, "temperature": 0.0, "without_timestamps": True,
+           "condition_on_previous_text": False, "no_speech_threshold": None, "log_prob_threshold": None,
+           "compression_ratio_threshold": None}
+
+def heard(name):
+    wave = decode_audio(name)
+    wave = np.pad(wave, (0, 30 * 16000 - len(wave)))
+    return " ".join(part.text.strip() for part in model.transcribe(wave, **options)[0])
+
+print(json.dumps([heard(name) for name in json.loads(sys.argv[3])]))
+"""
+
+
+def kept(part: str) -> list[dict[str, Any]]:
+    """The rows of up to 30 s in which somebody speaks, with whole paths."""
+    lines = (PROMPTS / f"it.{part}.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    spoken = [row for row in rows if row["duration"] < 30 and "silence" not in row["audio"]]
+    return [{**row, "audio": str(PROMPTS / row["audio"])} for row in spoken]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a short tuning of all of Whisper's smallest English model."""
+    folder = tmp_path_factory.mktemp("italian")
+    for part in ("train", "validation"):
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept(part)), encoding="utf-8")
+    tree = {
+        "task": {"kind": "asr.whisper"},
+        "model": {"path": str(SHARED / "models" / "whisper-tiny.en"), "audio_context": "dynamic"},
+        "data": {
+            "train": str(folder / "train.jsonl"), "validation": str(folder / "validation.jsonl"), "workers": 0,
+            "batch": {"examples": 8},
+        },
+        "optim": {"learning_rate": 1e-4, "schedule": "linear", "warmup": 0.1},
+        "train": {"steps": 100, "accelerator": "cpu", "devices": 1, "threads": 1},
+        "evaluate": {"every": "never", "max_new_tokens": 60},
+        "checkpoint": {"every": None},
+        "output": str(folder / "run"),
+    }  # fmt: skip
+    done = train(reading.build(tree, "italian.yaml"))
+    return directory.committed(done.folder / "checkpoints")[-1]
+
+
+def rate(texts: list[str]) -> float:
+    """Normalised word error rate of what was heard of the evaluation set."""
+    rows = kept("validation")
+    items = [Scored(row["text"], text, row["language"]) for row, text in zip(rows, texts, strict=True)]
+    return float(score(items)["wer"])
+
+
+def same(tuned: Path, format: str, dtype: str, folder: Path) -> tuple[Path, float]:
+    """(artifact, error rate of the trained model), once the artifact's own is the same."""
+    place = export(tuned, format, folder / dtype, dtype=dtype)
+    rates = json.loads((place / "parity.json").read_text())["metrics"]["wer"]
+    assert rates["trained"] < 0.8, "a model that has learned nothing proves nothing"
+    assert abs(rates["artifact"] - rates["trained"]) <= WITHIN
+    return place, rates["trained"]
+
+
+@pytest.mark.parametrize(("dtype", "compute"), [("float32", "float32"), ("int8", "int8_float32")])
+def test_faster_whisper(dtype: str, compute: str, tuned: Path, outside: Callable[..., Any], tmp_path: Path) -> None:
+    """On recordings filled up with silence to 30 s. faster-whisper itself fills the features of shorter ones with
+    zeros, which are no silence, and which the model has not heard."""
+    pytest.importorskip("faster_whisper")
+    place, trained = same(tuned, "ctranslate2", dtype, tmp_path)
+    names = [row["audio"] for row in kept("validation")]
+    assert abs(rate(outside(FASTER, place, compute, json.dumps(names))) - trained) <= WITHIN
+
+
+def test_onnx(tuned: Path, tmp_path: Path) -> None:
+    """By onnxruntime, which the comparison of the export runs."""
+    pytest.importorskip("onnxruntime")
+    same(tuned, "onnx", "float32", tmp_path)
