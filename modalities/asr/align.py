@@ -214,7 +214,7 @@ def emissions(task: Any, wave: audio.Wave, window: float) -> Tensor:
     section = StreamSection(chunk_seconds=window, left_seconds=CONTEXT, right_seconds=CONTEXT)
     for piece in hearing.pieces(len(wave), section):
         features, lengths = batch([hearing(wave[piece.first : piece.last])], hearing.raw)
-        logits, frames = run(task.ctc, features.to(task.device), lengths.to(task.device))
+        logits, frames = run(task.speech, features.to(task.device), lengths.to(task.device))
         parts.append(logits[0, piece.begin : int(frames[0]) if piece.end is None else piece.end].float())
     return torch.cat(parts).log_softmax(-1).cpu()
 

@@ -25,6 +25,9 @@ from .long.cut import Voices
 from .text import normalize, words
 from .utterance import Utterance
 
+IGNORED = -100
+"""Label of a token that carries no loss."""
+
 
 @dataclass(frozen=True)
 class Heard:
@@ -190,3 +193,14 @@ def check_alignable(utterance: Utterance, ids: Sequence[Any], frames: int) -> No
             given=f"{frames} frames",
             expected=f"at least {needed}",
         )
+
+
+class GeneratingProcessing(SpeechProcessing):
+    """The data path of a recogniser that writes its transcripts. Its batches have `labels` and `utterances`."""
+
+    processor: Any
+    """transformers' processor of the model, with its tokenizer and feature extractor."""
+
+    @abstractmethod
+    def language(self, utterance: Utterance) -> str | None:
+        """The language that is asked for; None where the model is not told one."""

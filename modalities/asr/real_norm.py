@@ -1,4 +1,4 @@
-"""A norm over time that does not see the padding."""
+"""Norms over time that do not see the padding."""
 
 from __future__ import annotations
 
@@ -36,3 +36,10 @@ class RealGroupNorm(nn.GroupNorm):
         normed = ((grouped - mean) * torch.rsqrt(spread + self.eps)).flatten(1, 2)
         scaled: Tensor = normed * self.weight[:, None] + self.bias[:, None]
         return scaled.to(hidden.dtype)
+
+
+def keep_statistics(model: nn.Module) -> None:
+    """Batch norms of a model use the statistics that they have and keep them, as in evaluation."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()

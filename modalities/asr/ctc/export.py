@@ -36,7 +36,7 @@ class CtcExport(Exportable):
     form: ClassVar[str] = "ctc"
 
     def trained(self) -> TorchCtc:
-        return TorchCtc(self.task.ctc)
+        return TorchCtc(self.task.speech)
 
     def save(self, directory: Path) -> None:
         self.task.model = merged(self.task.model)
@@ -51,7 +51,7 @@ class CtcExport(Exportable):
         from peft import PeftModel
         from transformers import AutoModelForCTC
 
-        size = {"vocab_size": self.task.ctc.config.vocab_size, "ignore_mismatched_sizes": True}  # it may have grown
+        size = {"vocab_size": self.task.speech.config.vocab_size, "ignore_mismatched_sizes": True}  # it may have grown
         base: Any = AutoModelForCTC.from_pretrained(self.task.recipe.model.path, dtype="auto", **size)
         return TorchCtc(PeftModel.from_pretrained(base, str(directory)).get_base_model())
 
@@ -65,7 +65,7 @@ class CtcExport(Exportable):
         """As `model.run` gives it: logits [B, T, V] and the frames [B], with a runner, which hears each row alone."""
         given = features.float().cpu().numpy()
         rows = [runner(given[row : row + 1, :length]) for row, length in enumerate(lengths.tolist())]
-        counts = torch.minimum(frames(self.task.ctc.config, lengths.cpu()), torch.tensor([len(row) for row in rows]))
+        counts = torch.minimum(frames(self.task.speech.config, lengths.cpu()), torch.tensor([len(row) for row in rows]))
         return nn.utils.rnn.pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True), counts
 
     def predict(self, runner: Any, batch: Batch) -> Predicted:

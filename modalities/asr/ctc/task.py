@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from ....common.data.processing import Batch
 from ....common.errors import CheckpointError
-from ....common.task import LossSum, Predicted, compile_layers
+from ....common.task import LossSum, Predicted
 from ..losses import ctc
-from ..task import SpeechTask
+from ..real_norm import keep_statistics
 from ..text import is_unsegmented
+from ..transformers_task import TransformersTask
 from .beam import BeamSearch
 from .config import Config
 from .decode import timed_words
@@ -22,37 +23,27 @@ from .model import load_model, run
 from .processing import CtcProcessing
 
 
-class Task(SpeechTask):
+class Task(TransformersTask):
     """Fine-tunes a CTC model: the whole, its output layer, or an adapter."""
 
     recipe: Config
     processing: CtcProcessing
-    model: Any
 
     def __init__(self, recipe: Config, weights: Path | None = None):
         super().__init__(recipe, weights)
-        self.processing = self.make_processing(recipe, weights)
-        self.model, ctc_model = load_model(recipe, weights, self.processing.vocabulary)
-        self._ctc = [ctc_model]  # in a list, so that its parameters are not registered twice
         self._searches: dict[bool, BeamSearch] = {}
 
     @classmethod
     def make_processing(cls, recipe: Config, weights: Path | None = None) -> CtcProcessing:
         return CtcProcessing(recipe, weights)
 
-    @property
-    def ctc(self) -> Any:
-        """transformers' CTC model inside."""
-        return self._ctc[0]
-
-    def compile_parts(self) -> None:
-        compile_layers(self.ctc)
+    def load(self) -> tuple[nn.Module, Any]:
+        return load_model(self.recipe, self.weights, self.processing.vocabulary)
 
     def train_mode(self) -> None:
         super().train_mode()
-        for module in self.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and self.recipe.model.batch_norm == "keep":
-                module.eval()
+        if self.recipe.model.batch_norm == "keep":
+            keep_statistics(self)
 
     # ------------------------------------------------------------------ loss
 
@@ -86,7 +77,7 @@ class Task(SpeechTask):
 
     def run(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [B, T, V] of padded inputs, and their frames [B]."""
-        return run(self.ctc, features, lengths)
+        return run(self.speech, features, lengths)
 
     def heard(self, data: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Logits [B, T, V] of a batch's utterances and their frames [B]; of pieces, what is kept of them, joined."""
@@ -126,8 +117,8 @@ class Task(SpeechTask):
 
         tokenizer, extractor = self.processing.vocabulary.tokenizer, self.processing.hearing.extractor
         # PEFT would look for embeddings of tokens, which these models have not, where the vocabulary has grown.
-        self.model.save_pretrained(directory, **({} if self.model is self.ctc else {"save_embedding_layers": False}))
-        name = names.get(self.ctc.config.model_type) or "Wav2Vec2Processor"
+        self.model.save_pretrained(directory, **({} if self.model is self.speech else {"save_embedding_layers": False}))
+        name = names.get(self.speech.config.model_type) or "Wav2Vec2Processor"
         getattr(transformers, name)(extractor, tokenizer).save_pretrained(directory)
         # transformers 5 puts these settings into processor_config.json only; other programs read them here.
         extractor.save_pretrained(directory)
@@ -145,7 +136,7 @@ class Task(SpeechTask):
 
         section = self.recipe
         language = section.model.language or section.task.language or "new"
-        tensors = {name: value.detach().contiguous() for name, value in self.ctc._get_adapters().items()}
+        tensors = {name: value.detach().contiguous() for name, value in self.speech._get_adapters().items()}
         save_file(tensors, directory / f"adapter.{language}.safetensors", metadata={"format": "pt"})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

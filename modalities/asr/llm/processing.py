@@ -16,13 +16,11 @@ from ....common.data.processing import Shown
 from ....common.errors import BadExample, ModelError
 from ..audio import Wave
 from ..features import draw
-from ..processing import SpeechProcessing
+from ..processing import IGNORED, GeneratingProcessing
 from ..utterance import Utterance
 from .config import Config
 from .model import load_config, load_processor
 from .turn import Turn, Turns
-
-IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Encoded:
     utterance: Utterance
 
 
-class SpeechLlmProcessing(SpeechProcessing):
+class SpeechLlmProcessing(GeneratingProcessing):
     """What a speech-LLM does with utterances.
 
     Args:

@@ -1,4 +1,4 @@
-"""The task of speech-LLMs: loss, transcription, saving."""
+"""The task of speech-LLMs: loss and transcription."""
 
 from __future__ import annotations
 
@@ -6,41 +6,29 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import nn
 
-from ....common.data.processing import Batch
 from ....common.losses import TokenLoss, linear_cross_entropy
-from ....common.task import LossSum, Predicted, compile_layers
-from ..task import SpeechTask
+from ....common.task import LossSum
+from ..processing import IGNORED
+from ..transformers_task import GeneratingTask
 from .config import Config
 from .model import load_model, states
-from .processing import IGNORED, SpeechLlmProcessing
+from .processing import SpeechLlmProcessing
 
 
-class Task(SpeechTask):
+class Task(GeneratingTask):
     """Fine-tunes a speech-LLM: the whole, parts of it, or an adapter."""
 
     recipe: Config
     processing: SpeechLlmProcessing
-    model: Any
-
-    def __init__(self, recipe: Config, weights: Path | None = None):
-        super().__init__(recipe, weights)
-        self.processing = self.make_processing(recipe, weights)
-        self.model, speech = load_model(recipe, weights)
-        self._speech = [speech]  # in a list, so that its parameters are not registered twice
 
     @classmethod
     def make_processing(cls, recipe: Config, weights: Path | None = None) -> SpeechLlmProcessing:
         return SpeechLlmProcessing(recipe, weights)
 
-    @property
-    def speech(self) -> Any:
-        """transformers' model inside."""
-        return self._speech[0]
-
-    def compile_parts(self) -> None:
-        compile_layers(self.speech)
+    def load(self) -> tuple[nn.Module, Any]:
+        return load_model(self.recipe, self.weights)
 
     # ------------------------------------------------------------------ loss
 
@@ -54,16 +42,6 @@ class Task(SpeechTask):
         return LossSum(linear_cross_entropy(hidden[asked], weight, following[asked], kind), int(asked.sum()))
 
     # ------------------------------------------------------------------ evaluation
-
-    @torch.no_grad()
-    def predict(self, batch: Batch) -> Predicted:
-        """Transcripts of a batch, as `Scored` records, and the loss of those rows whose text is known."""
-        data = batch.data
-        records = [
-            self.record(utterance, text, self.processing.language(utterance))
-            for utterance, text in zip(data["utterances"], self.transcribe(data), strict=True)
-        ]
-        return Predicted(records, self.loss(data) if bool((data["labels"] != IGNORED).any()) else None)
 
     def transcribe(self, data: dict[str, Any]) -> list[str]:
         """What the model answers in each row of a batch."""
@@ -79,13 +57,3 @@ class Task(SpeechTask):
         )
         new = ids[:, data["prompts"].shape[1] :].tolist()
         return [tokenizer.decode(found, skip_special_tokens=True).strip() for found in new]
-
-    # ------------------------------------------------------------------ saving
-
-    def save_pretrained(self, directory: Path) -> None:
-        processor = self.processing.processor
-        self.model.save_pretrained(directory)
-        processor.save_pretrained(directory)
-        # transformers 5 puts these settings into processor_config.json only; other programs read them here.
-        processor.feature_extractor.save_pretrained(directory)
-        self.speech.generation_config.save_pretrained(directory)

@@ -19,6 +19,9 @@ class NemoTask(TaskSection):
     unknown: Literal["refuse", "drop"] = "refuse"
     """A training text with characters that the vocabulary lacks: leave the row out, or drop these characters. Both are
     counted in the report, character by character."""
+    prompt: Pairs = ()
+    """Of Canary models: values of the prompt's slots, such as `{pnc: no}` or `{target_lang: de, task: translate}`. A
+    field of the row with the slot's name goes before; languages are else those of the row or the recipe."""
 
 
 class NemoLora(LoraSection):
@@ -37,7 +40,8 @@ class NemoModel(ModelSection):
     """`model`: the model's own; `data`: the characters of the training texts; or the path of a SentencePiece model (or
     of the folder with its `tokenizer.model`). Rows of tokens that stay are kept."""
     freeze_encoder: bool = False
-    """Train the decoder only; the encoder stays in evaluation mode, its batch statistics too."""
+    """Train the decoder only; the encoder (of Canary models all that comes before the decoder) stays in evaluation
+    mode, its batch statistics too."""
     spec_augment: bool = False
     """Mask features by the model's own `spec_augment` section; off, as `data.augment` has the same masks."""
     joint_batch: int | None = Field(None, ge=1)

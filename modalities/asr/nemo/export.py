@@ -11,8 +11,8 @@ from ....common.data.processing import Batch
 from ....common.exportable import Exportable, Output
 from ....common.merging import merged
 from ....common.task import Predicted
+from .decoding import head_of
 from .files import SAVED, connector, nemo_asr
-from .heads import head_of
 from .streaming import set_context
 
 

@@ -23,9 +23,11 @@ from ....common.errors import ModelError, missing_extra
 
 CLASSES = (
     "EncDecCTCModel", "EncDecCTCModelBPE", "EncDecRNNTModel", "EncDecRNNTBPEModel", "EncDecHybridRNNTCTCModel",
-    "EncDecHybridRNNTCTCBPEModel",
+    "EncDecHybridRNNTCTCBPEModel", "EncDecMultiTaskModel",
 )  # fmt: skip
 """NeMo's classes that can be trained here."""
+AED = "EncDecMultiTaskModel"
+"""NeMo's class of encoder-decoder models with a prompt, such as Canary."""
 CONFIG, WEIGHTS, SAVED = "model_config.yaml", "model_weights.ckpt", "model.nemo"
 _PARTS = ("nemo.collections.", "nemo.core.", "torch.nn.")
 _UNUSED = ("train_ds", "validation_ds", "test_ds", "optim")
@@ -35,6 +37,7 @@ _UNIQUE = re.compile(r"^[0-9a-f]{32}_")
 def nemo_asr() -> ModuleType:
     """NeMo's collection of recognisers, with its log kept to errors."""
     logging.getLogger("nv_one_logger").setLevel(logging.ERROR)  # says that it sends nothing anywhere
+    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # calls a function that makes a decoder an error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -65,6 +68,11 @@ class Origin:
     @property
     def has_weights(self) -> bool:
         return self.file.suffix == ".nemo"
+
+    @property
+    def is_aed(self) -> bool:
+        """Whether an attention decoder writes, told by a prompt what to."""
+        return self.name == AED
 
     @property
     def has_pieces(self) -> bool:
@@ -101,7 +109,10 @@ def read(path: str, changes: dict[str, Any]) -> Origin:
     except (OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, tarfile.TarError) as error:
         raise unreadable(path, error) from error
     _refuse_foreign(OmegaConf.to_container(config), "")
-    return Origin(file, config, _class_name(config))
+    name = _class_name(config)
+    if name == AED:  # a second model in the file, for times; NeMo reads it by itself and doesn't save it
+        config.restore_timestamps_model = False
+    return Origin(file, config, name)
 
 
 def resolved(config: Any) -> Any:
@@ -202,7 +213,9 @@ def _class_name(config: Any) -> str:
     name = str(config.get("target") or "").rpartition(".")[2]
     if not name:  # NeMo's example configurations leave it to the script
         subword = config.get("tokenizer") is not None
-        if "aux_ctc" in config:
+        if "prompt_format" in config:
+            name = AED
+        elif "aux_ctc" in config:
             name = "EncDecHybridRNNTCTCBPEModel" if subword else "EncDecHybridRNNTCTCModel"
         elif "joint" in config:
             name = "EncDecRNNTBPEModel" if subword else "EncDecRNNTModel"

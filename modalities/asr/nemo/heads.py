@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ....common.errors import ModelError, RecipeError
-from .config import NemoEvaluate
+from ....common.errors import ModelError
 from .tdt import tdt
 
 REDUCTIONS = ("mean_batch", "mean_volume", "mean")
@@ -43,6 +42,11 @@ class Head(ABC):
     @abstractmethod
     def texts(self, encoded: Tensor, frames: Tensor, data: dict[str, Any]) -> list[str]:
         """Transcripts."""
+
+    def lengths(self, data: dict[str, Any]) -> Tensor:
+        """Tokens of each example that carry loss [B]."""
+        found: Tensor = data["lengths"]
+        return found
 
     def weighed(self, losses: Tensor, lengths: Tensor) -> tuple[Tensor, float]:
         """(sum, count) whose ratio is the model's mean loss; over any number of batches it is the ratio of their sums.
@@ -77,7 +81,7 @@ class Ctc(Head):
     def texts(self, encoded: Tensor, frames: Tensor, data: dict[str, Any]) -> list[str]:
         log_probs = self.decoder(encoder_output=encoded).float()
         decoding = self.nemo.ctc_decoding if self.hybrid else self.nemo.decoding
-        return _texts(decoding.ctc_decoder_predictions_tensor(log_probs, decoder_lengths=frames))
+        return best_texts(decoding.ctc_decoder_predictions_tensor(log_probs, decoder_lengths=frames))
 
 
 class Transducer(Head):
@@ -125,7 +129,7 @@ class Transducer(Head):
         return losses
 
     def texts(self, encoded: Tensor, frames: Tensor, data: dict[str, Any]) -> list[str]:
-        return _texts(self.nemo.decoding.rnnt_decoder_predictions_tensor(encoded, frames))
+        return best_texts(self.nemo.decoding.rnnt_decoder_predictions_tensor(encoded, frames))
 
 
 class Hybrid(Head):
@@ -165,49 +169,7 @@ class Hybrid(Head):
         return (self.ctc if self.by_ctc else self.transducer).texts(encoded, frames, data)
 
 
-def head_of(nemo: Any, name: str, joint_batch: int | None, evaluate: NemoEvaluate) -> Head:
-    """The decoder of a model, set up as the evaluation asks.
-
-    Args:
-        nemo: NeMo's model.
-        name: its class.
-        joint_batch: as of `Transducer`.
-        evaluate: beams and NeMo's settings of decoding.
-    """
-    hybrid = "Hybrid" in name
-    if evaluate.decoder == "ctc" and not hybrid:
-        raise RecipeError("only hybrids have a CTC head besides", where="evaluate.decoder", given=name)
-    _set_decoding(nemo, evaluate, hybrid, "CTC" in name and not hybrid)
-    if hybrid:
-        return Hybrid(nemo, joint_batch, evaluate.decoder == "ctc")
-    return Ctc(nemo) if "CTC" in name else Transducer(nemo, joint_batch)
-
-
-def _set_decoding(nemo: Any, evaluate: NemoEvaluate, hybrid: bool, ctc: bool) -> None:
-    """Decode as the evaluation asks; the configuration, which is saved, stays as it was."""
-    from omegaconf import OmegaConf, open_dict
-
-    by_ctc = ctc or evaluate.decoder == "ctc"
-    place = nemo.cfg.aux_ctc if hybrid and by_ctc else nemo.cfg
-    before = deepcopy(place.decoding)
-    section: Any = OmegaConf.create(OmegaConf.to_container(OmegaConf.merge({}, before), resolve=True))
-    if evaluate.num_beams > 1:
-        section.strategy = "beam_batch" if by_ctc else "malsd_batch"
-        OmegaConf.update(section, "beam.beam_size", evaluate.num_beams, force_add=True)
-    elif not str(section.get("strategy", "")).startswith("greedy"):
-        section.strategy = "greedy_batch"
-    for key, value in evaluate.decoding:
-        OmegaConf.update(section, key, value, force_add=True)
-    more = {"decoder_type": "ctc" if by_ctc else "rnnt"} if hybrid else {}
-    try:
-        nemo.change_decoding_strategy(section, verbose=False, **more)
-    except (ValueError, NotImplementedError, ImportError, OSError) as error:
-        raise RecipeError(f"NeMo refuses this decoding: {error}", where="evaluate.decoding") from error
-    with open_dict(place):
-        place.decoding = before
-
-
-def _texts(hypotheses: Any) -> list[str]:
+def best_texts(hypotheses: Any) -> list[str]:
     """The best text of each, from NeMo's lists of hypotheses or of their beams."""
     best = [item[0] if isinstance(item, list) else item for item in hypotheses]
     return [str(getattr(item, "text", item)) for item in best]

@@ -15,7 +15,12 @@ from ....common.adapters import adapted
 from ....common.errors import ModelError
 from .config import Config
 from .files import Origin, connector, nemo_asr, resolved, unreadable
-from .vocabulary import Characters, Tokens, change
+from .vocabulary import Characters, Tokens, change, piece_section
+
+_ENCODER = ("encoder", "transf_encoder", "encoder_decoder_proj")
+"""All that comes before the decoder."""
+_TIED = ("log_softmax",)
+"""The output layer that shares its weights with the table of tokens; an adapter on it would change both when merged."""
 
 
 def load_model(
@@ -44,9 +49,12 @@ def load_model(
         if not origin.has_weights:
             problem = "an adapter on random weights"
             raise ModelError(problem, where="model.lora", given=section.path, do="train the model itself first")
-        model = adapted(nemo, section.lora, weights, exclude_modules=r"encoder\..*" if section.freeze_encoder else None)
-    if section.freeze_encoder:
-        nemo.encoder.requires_grad_(False)
+        kept = [*(_ENCODER if section.freeze_encoder else ()), *(_TIED if origin.is_aed else ())]
+        excluded = "|".join(rf"{part}(\..*)?" for part in kept)
+        model = adapted(nemo, section.lora, weights, exclude_modules=excluded or None)
+    for part in _ENCODER if section.freeze_encoder else ():
+        if hasattr(nemo, part):
+            getattr(nemo, part).requires_grad_(False)
     if recipe.train.gradient_checkpointing:
         _checkpoint_layers(nemo.encoder)
     return model, nemo
@@ -74,7 +82,7 @@ def _made(origin: Origin, tokens: Tokens, pieces: str | None) -> Any:
         if isinstance(tokens, Characters):
             _set_labels(config, tokens.pieces)
         elif pieces is not None:
-            config.tokenizer = {"dir": pieces, "type": "bpe"}
+            config.tokenizer = piece_section(pieces, origin.is_aed)
         config.target = f"{known.__module__}.{known.__name__}"
         # `transcribe` of models with subwords looks in here.
         config.validation_ds = {"defer_setup": True, "use_start_end_token": False}
@@ -88,6 +96,9 @@ def _write_in(nemo: Any, own: Tokens, tokens: Tokens, pieces: str | None) -> Non
     from omegaconf import open_dict
 
     def renew() -> None:
+        if pieces is not None and hasattr(nemo, "prompt"):
+            _change_prompted(nemo, pieces)
+            return
         if pieces is not None:
             nemo.change_vocabulary(new_tokenizer_dir=pieces, new_tokenizer_type="bpe")
             return
@@ -96,6 +107,21 @@ def _write_in(nemo: Any, own: Tokens, tokens: Tokens, pieces: str | None) -> Non
             _set_labels(nemo.cfg, tokens.pieces)  # NeMo leaves the old ones, and a transducer is built from them
 
     change(nemo, own, tokens, renew)
+
+
+def _change_prompted(nemo: Any, pieces: str) -> None:
+    """NeMo's `change_vocabulary` leaves the prompt with the old tokenizer, and knows no control tokens in the new."""
+    from omegaconf import OmegaConf, open_dict
+
+    section, set_up = piece_section(pieces, True), nemo._setup_tokenizer
+    with open_dict(nemo.cfg):
+        nemo.cfg.tokenizer = section
+    nemo._setup_tokenizer = lambda _: set_up(OmegaConf.create(section))
+    try:
+        nemo.change_vocabulary(new_tokenizer_dir=pieces, new_tokenizer_type="bpe")
+    finally:
+        del nemo._setup_tokenizer
+    nemo.change_prompt(prompt_defaults=nemo.cfg.get("prompt_defaults"))
 
 
 def _set_labels(config: Any, labels: list[str]) -> None:

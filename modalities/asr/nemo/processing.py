@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ....common.data.processing import Shown
-from ....common.errors import BadExample, ModelError
+from ....common.errors import BadExample, ModelError, RecipeError
 from ..audio import Wave
 from ..features import draw
 from ..processing import SpeechProcessing, check_alignable
@@ -23,10 +23,13 @@ from ..utterance import Utterance
 from .config import Config
 from .files import read, resolved
 from .frames import encoded_frames
-from .vocabulary import Characters, Tokens, characters, own_tokens, piece_folder, pieces_of
+from .prompts import Prompts
+from .vocabulary import Characters, Pieces, Tokens, characters, own_tokens, piece_folder, piece_section, pieces_of
 
 _SYMBOLS = 10
 """NeMo's default for the most tokens that a transducer writes at one frame."""
+_PLACES = 512
+"""NeMo's default for the most tokens that an attention decoder reads."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,13 @@ class Encoded:
         features: [F, T] of the real audio.
         tokens: of its text; None if it can't be trained on, in an evaluation.
         utterance: what was encoded.
+        prompt: tokens before the text, of models that take a prompt.
     """
 
     features: Tensor
     tokens: list[int] | None
     utterance: Utterance
+    prompt: tuple[int, ...] = ()
 
 
 class NemoProcessing(SpeechProcessing):
@@ -70,6 +75,7 @@ class NemoProcessing(SpeechProcessing):
         self.own: Tokens | None = None
         self.tokens = self._vocabulary("model" if whole else recipe.model.vocabulary)
         self.encoded_frames = encoded_frames(config.encoder)
+        self.prompts = self._prompts()
 
     def _vocabulary(self, kind: str) -> Tokens:
         if kind == "model" or self.origin.has_weights:
@@ -88,7 +94,16 @@ class NemoProcessing(SpeechProcessing):
         if kind == "data":
             return Characters(characters(self._texts()))
         self.piece_folder = piece_folder(kind)
-        return pieces_of({"dir": self.piece_folder.name, "type": "bpe"})
+        return pieces_of(piece_section(self.piece_folder.name, self.origin.is_aed))
+
+    def _prompts(self) -> Prompts | None:
+        given = dict(self.recipe.task.prompt)
+        if self.origin.is_aed:
+            assert isinstance(self.tokens, Pieces)
+            return Prompts(self.origin.config, self.tokens.tokenizer, given)
+        if given:
+            raise RecipeError("the model takes no prompt", where="task.prompt", given=self.origin.name)
+        return None
 
     def _texts(self) -> Iterator[str]:
         for source in self.recipe.data.train:
@@ -137,7 +152,19 @@ class NemoProcessing(SpeechProcessing):
         return utterance.text.lower() if self.recipe.task.lowercase else utterance.text
 
     def language(self, utterance: Utterance) -> str | None:
-        return utterance.language or self.recipe.task.language
+        """The language of the text."""
+        spoken = utterance.language or self.recipe.task.language
+        return spoken if self.prompts is None else self.prompts.target(self.prompts.values(utterance, spoken))
+
+    def prompt(self, utterance: Utterance) -> tuple[int, ...]:
+        """Tokens before the text; () of models that take no prompt.
+
+        Raises:
+            BadExample: the model has no such prompt.
+        """
+        if self.prompts is None:
+            return ()
+        return self.prompts.encode(utterance, utterance.language or self.recipe.task.language)
 
     def target(self, utterance: Utterance) -> list[int]:
         """Tokens of the text.
@@ -155,11 +182,15 @@ class NemoProcessing(SpeechProcessing):
                 given=f"{' '.join(sorted(map(repr, unknown)))} in {text!r}",
                 do="set task.unknown: drop or task.lowercase: true, or choose another model.vocabulary",
             )
-        ids = self.tokens.encode("".join(char for char in text if char not in unknown).strip(), language)
+        said = "".join(char for char in text if char not in unknown).strip()
+        ids = [] if not said else self._ids(said, language)
         if not ids:
             problem = "no character of the text is in the vocabulary"
             raise BadExample("no_known_characters", problem, where=utterance.where, given=repr(text))
         return ids
+
+    def _ids(self, text: str, language: str | None) -> list[int]:
+        return self.tokens.encode(text, language) if self.prompts is None else self.prompts.answer(text, language)
 
     def notes(self, example: Utterance) -> Mapping[str, int]:
         """Characters that are dropped."""
@@ -172,6 +203,7 @@ class NemoProcessing(SpeechProcessing):
     # ------------------------------------------------------------------ check
 
     def check(self, utterance: Utterance, training: bool) -> None:
+        self.prompt(utterance)
         if training:  # a text that can't be trained on is still a reference
             self.aligned(utterance, self.frames(self.shortest(utterance)))
 
@@ -182,6 +214,8 @@ class NemoProcessing(SpeechProcessing):
             BadExample: they aren't.
         """
         ids = self.target(utterance)
+        if self.prompts is not None:
+            self.fitting(utterance, ids)
         if self.encoded_frames is None:
             return ids
         steps, name = self.encoded_frames(frames), self.origin.name
@@ -195,7 +229,18 @@ class NemoProcessing(SpeechProcessing):
                 given=f"{len(ids)} tokens, {steps} frames",
                 expected=f"at most {self.symbols} tokens a frame, as decoding allows (greedy.max_symbols)",
             )
+        if steps < 1:
+            problem, given = "the encoder needs more audio", f"{frames} frames"
+            raise BadExample("too_short", problem, where=utterance.where, given=given)
         return ids
+
+    def fitting(self, utterance: Utterance, ids: Sequence[int]) -> None:
+        """Refuse a text that has more tokens, its prompt among them, than the decoder has places."""
+        section, tokens = self.origin.config.transf_decoder, len(self.prompt(utterance)) + len(ids) - 1
+        most = int((section.get("config_dict") or section).get("max_sequence_length", _PLACES))
+        if tokens > most:
+            problem = "the text has more tokens than the decoder"
+            raise BadExample("text_too_long", problem, where=utterance.where, given=tokens, expected=most)
 
     @cached_property
     def symbols(self) -> int:
@@ -206,14 +251,14 @@ class NemoProcessing(SpeechProcessing):
     # ------------------------------------------------------------------ encoding
 
     def encode(self, example: Utterance, generator: np.random.Generator | None) -> Encoded:
-        features = self.hear(example, generator).features
+        features, prompt = self.hear(example, generator).features, self.prompt(example)
         if generator is not None:
-            return Encoded(self.augment.features(features, generator), self.target(example), example)
+            return Encoded(self.augment.features(features, generator), self.target(example), example, prompt)
         try:
             tokens = self.aligned(example, features.shape[1])
         except BadExample:
-            return Encoded(features, None, example)
-        return Encoded(features, tokens, example)
+            return Encoded(features, None, example, prompt)
+        return Encoded(features, tokens, example, prompt)
 
     def collate(self, encoded: Sequence[Encoded], generator: np.random.Generator | None) -> dict[str, Any]:
         """A batch.
@@ -221,15 +266,16 @@ class NemoProcessing(SpeechProcessing):
         Returns:
             features: [B, F, T], padded as NeMo pads a batch.
             frames: of real audio [B].
-            tokens: of the texts [B, L], padded with 0.
+            tokens: of the prompts and texts [B, L], padded with 0.
             lengths: their number [B].
+            prompts: how many of them are the prompt's [B].
             carries: whether a row has loss [B].
             utterances: list of them.
         """
         frames = [item.features.shape[1] for item in encoded]
         width = self._padded(max(frames) + self.tail)
         features = encoded[0].features.new_full((len(encoded), len(encoded[0].features), width), float(self.pad_value))
-        texts = [item.tokens or [] for item in encoded]
+        texts = [[*item.prompt, *(item.tokens or ())] for item in encoded]
         tokens = torch.zeros(len(encoded), max(1, *map(len, texts)), dtype=torch.long)
         for row, (item, ids) in enumerate(zip(encoded, texts, strict=True)):
             features[row, :, : frames[row]] = item.features
@@ -239,6 +285,7 @@ class NemoProcessing(SpeechProcessing):
             "frames": torch.tensor(frames),
             "tokens": tokens,
             "lengths": torch.tensor([len(ids) for ids in texts]),
+            "prompts": torch.tensor([len(item.prompt) for item in encoded]),
             "carries": torch.tensor([item.tokens is not None for item in encoded]),
             "utterances": [item.utterance for item in encoded],
         }
@@ -256,7 +303,8 @@ class NemoProcessing(SpeechProcessing):
             "features": f"{frames} of {data['features'].shape[2]} frames",
             "text": utterance.text,
         }
-        tokens = [(self.tokens.pieces[token], True) for token in data["tokens"][row, :length].tolist()]
+        pieces = [self.tokens.pieces[token] for token in data["tokens"][row, :length].tolist()]
+        tokens = [(piece, place >= int(data["prompts"][row])) for place, piece in enumerate(pieces)]
         return Shown(utterance.where, facts, tokens, draw(data["features"][row, :, :frames]))
 
 

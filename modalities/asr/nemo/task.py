@@ -14,15 +14,15 @@ from ....common.data.processing import Batch
 from ....common.task import LossSum, Predicted
 from ..task import SpeechTask
 from .config import Config
+from .decoding import head_of
 from .files import SAVED
-from .heads import head_of
 from .model import load_model
 from .processing import NemoProcessing
 from .streaming import set_context, stream
 
 
 class Task(SpeechTask):
-    """Trains a model of NeMo's: CTC, transducer or both; the whole of it, its decoder, or an adapter."""
+    """Trains a model of NeMo's: CTC, transducer or both, or Canary; the whole of it, its decoder, or an adapter."""
 
     recipe: Config
     processing: NemoProcessing
@@ -73,7 +73,7 @@ class Task(SpeechTask):
         if self._has_intermediate:
             texts = (data["tokens"], data["lengths"])
             losses, _ = self.nemo.add_interctc_losses(losses * 1.0, *texts, compute_wer=False)  # changes it in place
-        carries, lengths = data["carries"], data["lengths"]
+        carries, lengths = data["carries"], self.head.lengths(data)
         total, count = self.head.weighed(losses[carries], lengths[carries])
         logs = {
             name: float(self.head.weighed(part[carries], lengths[carries])[0].detach()) for name, part in parts.items()

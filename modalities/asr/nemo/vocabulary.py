@@ -16,6 +16,9 @@ from torch import Tensor
 from ....common.errors import ModelError
 from .files import Origin, resolved, unpack, unreadable
 
+BPE = "nemo.collections.common.tokenizers.canary_tokenizer.CanaryBPETokenizer"
+"""NeMo's class of a SentencePiece model that holds a prompt's control tokens too."""
+
 
 class Tokens(Protocol):
     """From text to token ids.
@@ -126,6 +129,11 @@ def piece_folder(path: str) -> TemporaryDirectory[str]:
     return folder
 
 
+def piece_section(folder: str, prompted: bool) -> dict[str, Any]:
+    """NeMo's section of such a tokenizer; where there are prompts, it holds their control tokens too."""
+    return {"dir": folder, "type": "bpe", **({"custom_tokenizer": {"_target_": BPE}} if prompted else {})}
+
+
 def own_tokens(origin: Origin) -> Tokens:
     """The vocabulary that a model comes with."""
     if not origin.has_pieces:
@@ -192,6 +200,8 @@ _TABLES = re.compile(
     r"(^|\.)(decoder_layers\.0\.(weight|bias)|prediction\.embeds?\b.*weight|joint_net\.\d+\.(weight|bias))$"
 )
 """Tensors with a row for each token, then one for the blank, then those that a transducer may have besides."""
+_FILLED = re.compile(r"^(transf_decoder\._embedding\.token_embedding|log_softmax\.mlp\.layer0)\.(weight|bias)$")
+"""Tensors with a row for each token, then some that stand for nothing."""
 
 
 @torch.no_grad()
@@ -214,14 +224,16 @@ def change(model: Any, old: Tokens, new: Tokens, renew: Callable[[], None]) -> N
     shared = [(number, ids[piece]) for number, piece in enumerate(new.pieces) if piece in ids]
     for name, value in model.state_dict().items():
         if _TABLES.search(name):
-            _keep_rows(value, before[name], shared, len(new.pieces), len(old.pieces))
+            further = len(value) - len(new.pieces)  # the blank and what follows it
+            more = [(len(new.pieces) + number, len(old.pieces) + number) for number in range(further)]
+            _keep_rows(value, before[name], [*shared, *more])
+        elif _FILLED.search(name):
+            _keep_rows(value, before[name], shared)
         elif name in before and before[name].shape == value.shape:
             value.copy_(before[name])
 
 
-def _keep_rows(table: Tensor, old: Tensor, shared: list[tuple[int, int]], size: int, old_size: int) -> None:
-    further = len(table) - size  # the blank and what follows it
-    rows = [*shared, *((size + number, old_size + number) for number in range(further))]
+def _keep_rows(table: Tensor, old: Tensor, rows: list[tuple[int, int]]) -> None:
     if rows:
         to, of = (torch.tensor(side) for side in zip(*rows, strict=True))
         table[to] = old[of]

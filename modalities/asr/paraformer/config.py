@@ -45,6 +45,8 @@ class ParaformerModel(ModelSection):
 class ParaformerEvaluate(SpeechEvaluate):
     decoding_ctc_weight: float = Field(0.0, ge=0, le=1)
     """Weight of the CTC head in a beam search of `num_beams`; needs a model with such a head."""
+    hotwords: tuple[str, ...] = ()
+    """Words that a contextual Paraformer is to listen for; its training draws such words from the texts."""
 
     @model_validator(mode="after")
     def _searchable(self) -> Self:

@@ -1,4 +1,5 @@
-"""Paraformer for export: the decoder's scores of each token, and the transcripts and error rates that follow."""
+"""Paraformer and SenseVoice for export: scores of each token or frame, and the transcripts and error rates that
+follow."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from ....common.exportable import Exportable, Output
 from ....common.merging import merged
 from ....common.task import Predicted
 from .directory import quiet
+from .sensevoice import scores as frame_scores
 
 
 class ParaformerExport(Exportable):
@@ -37,18 +39,21 @@ class ParaformerExport(Exportable):
             return AutoModel(model=str(directory), **options).model.eval()
 
     def outputs(self, runner: Any, data: dict[str, Any]) -> list[Output]:
-        """Log-probabilities of each token, and the transcript."""
+        """Log-probabilities of each token (SenseVoice: frame), and the transcript."""
         self._take(runner)
-        found = []
-        for features, length in zip(data["speech"], data["speech_lengths"].tolist(), strict=True):
+        found, each = [], (data["speech"], data["speech_lengths"].tolist(), data["utterances"])
+        for features, length, utterance in zip(*each, strict=True):
             scores = self.scores(runner, features[:length])
-            text = self.task.transcribe(features[:length])
+            text = self.task.transcribe(features[:length], utterance)
             found.append(Output(scores, text, tuple(scores.argmax(-1).tolist())))
         return found
 
     @torch.no_grad()
     def scores(self, runner: Any, features: Tensor) -> np.ndarray:
-        """Log-probabilities [L, V] of the L tokens that are found in features [T, F]."""
+        """Log-probabilities [L, V] of the L tokens that are found in features [T, F]; of SenseVoice, of its frames."""
+        if self.task.senses:
+            answered: np.ndarray = frame_scores(runner, features).float().numpy()
+            return answered
         encoded, lengths = runner.encode(features[None], torch.tensor([len(features)]))
         embedded, number = runner.calc_predictor(encoded, lengths)[:2]
         number = number.round().long()

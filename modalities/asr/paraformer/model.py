@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ....common.adapters import adapted
 from ....common.errors import ModelError, RecipeError
+from . import hotwords, sensevoice
 from .config import Config
 from .directory import WEIGHTS, Directory, quiet, registered
 from .faster import hasten
@@ -22,10 +23,16 @@ from .processing import ParaformerProcessing
 
 log = logging.getLogger(__name__)
 
-MODELS = ("Paraformer",)
+MODELS = ("Paraformer", hotwords.NAME, sensevoice.NAME)
 """FunASR's names of the models that are trained here."""
+_OTHERS = {
+    "SeacoParaformer": "its loss takes hotwords and where they are said, and its inference audio, not features",
+    "ParaformerStreaming": "its inference takes audio in pieces, with what it remembers between them, not features",
+    "BiCifParaformer": "its inference takes audio, not features",
+}
+"""Why others, which are close to these, are not."""
 
-_VOCABULARY = ("decoder.embed", "decoder.output_layer", "ctc.ctc_lo")
+_VOCABULARY = ("decoder.embed", "decoder.output_layer", "ctc.ctc_lo", "bias_embed")
 """Layers with a row for each token."""
 
 
@@ -83,9 +90,10 @@ def build(directory: Directory, size: int, tokens: list[str] | None, features: i
         features: values of an input frame.
     """
     kind = registered("model", directory.config["model"])
-    if directory.config["model"] not in MODELS:  # these want hotwords, prompts or chunks in their batches
+    if directory.config["model"] not in MODELS:
+        reason = _OTHERS.get(directory.config["model"], "it is called in another way")
         raise ModelError(
-            "this model of FunASR is not trained here", where=directory.path / "config.yaml",
+            f"this model of FunASR is not trained here: {reason}", where=directory.path / "config.yaml",
             given=directory.config["model"], expected=" or ".join(MODELS),
         )  # fmt: skip
     settings = {**directory.model, **directory.config, "vocab_size": size, "token_list": tokens, "input_size": features}

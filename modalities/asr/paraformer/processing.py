@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ....common.data.processing import Shown
-from ....common.errors import BadExample
+from ....common.errors import BadExample, RecipeError
 from .. import manifest
 from ..audio import Wave
 from ..features import draw
-from ..processing import SpeechProcessing, frames_for_ctc
+from ..processing import SpeechProcessing, check_alignable, frames_for_ctc
 from ..utterance import Utterance
+from . import hotwords, sensevoice
 from .config import Config
 from .directory import Directory
 from .frontend import Frontend
@@ -51,7 +52,7 @@ class Encoded:
 
     Args:
         features: [T, F].
-        ids: token ids of its text.
+        ids: token ids of its text, after those of its control tokens where the model has such.
         utterance: what was encoded.
     """
 
@@ -84,6 +85,22 @@ class ParaformerProcessing(SpeechProcessing):
         self.closing = int(model.get("predictor_bias", 0))  # the end token, where the model writes it
         layer = (directory.config.get("encoder_conf") or {}).get("input_layer", "conv2d")
         self.positions = _POSITIONS.get(layer, _kept)
+        self.tags: sensevoice.Tags | None = None
+        if directory.config["model"] == sensevoice.NAME:
+            self.tags = sensevoice.Tags(self.tokens, recipe.task.language)
+            self.has_ctc, self.positions = False, _kept  # CTC is all it has: rows that are too short for it are bad
+        self.contextual = directory.config["model"] == hotwords.NAME
+        self.hotwords = self._hotwords(recipe.evaluate.hotwords)
+
+    def _hotwords(self, words: Sequence[str]) -> list[list[int]]:
+        """Token ids of the words that are listened for in an evaluation."""
+        if words and not self.contextual:
+            problem, given = "only a contextual Paraformer hears hotwords", self.directory.config["model"]
+            raise RecipeError(problem, where="evaluate.hotwords", given=given, expected=hotwords.NAME)
+        for word in words:
+            if self.tokens.unknown(word) or not self.tokens.encode(word):
+                raise RecipeError("the token list lacks it", where="evaluate.hotwords", given=word)
+        return [self.tokens.encode(word) for word in words]
 
     def _training_texts(self) -> Iterator[str]:
         for source in self.recipe.data.train:
@@ -125,6 +142,9 @@ class ParaformerProcessing(SpeechProcessing):
             )  # fmt: skip
         if not ids:
             raise BadExample("no_tokens", "no token is left of the text", where=utterance.where, given=repr(text))
+        if self.tags is not None:
+            self.tags.encode(utterance)
+            check_alignable(utterance, ids, positions)
         if positions < len(ids) + self.closing:  # each token takes a whole frame's weight
             raise BadExample(
                 "too_short_for_its_text", "the audio has fewer frames than its text has tokens", where=utterance.where,
@@ -147,9 +167,21 @@ class ParaformerProcessing(SpeechProcessing):
         energies = self.hear(example, generator).features
         if generator is not None:
             energies = self.augment.features(energies, generator)
+        features = self.frontend.assemble(energies)
         # What is said in a piece of a longer recording isn't known.
         ids = self.tokens.encode(self.tokens.text(example)) if example.whole is None else []
-        return Encoded(self.frontend.assemble(energies), ids, example)
+        if ids and self.tags is not None:
+            ids = self._tagged(example, ids, len(features))
+        return Encoded(features, ids, example)
+
+    def _tagged(self, example: Utterance, ids: list[int], positions: int) -> list[int]:
+        """Control tokens and text; empty where that has no loss, in an evaluation."""
+        assert self.tags is not None
+        try:
+            check_alignable(example, ids, positions)
+            return [*self.tags.encode(example), *ids]
+        except BadExample:
+            return []
 
     def collate(self, encoded: Sequence[Encoded], generator: np.random.Generator | None) -> dict[str, Any]:
         """A batch.
@@ -161,7 +193,11 @@ class ParaformerProcessing(SpeechProcessing):
             text_lengths: their number [B].
             tokens: their number over the batch, as a number.
             utterances: list of the utterances.
+            hotword_pad, hotword_lengths: of a contextual Paraformer, see `hotwords.batch`.
         """
+        words: Sequence[Sequence[int]] = self.hotwords
+        if generator is not None and self.contextual:
+            words = [word for item in encoded for word in hotwords.drawn(item.ids, generator)]
         ids = [torch.tensor(item.ids, dtype=torch.long) for item in encoded]
         return {
             "speech": pad_sequence([item.features for item in encoded], batch_first=True),
@@ -170,6 +206,7 @@ class ParaformerProcessing(SpeechProcessing):
             "text_lengths": torch.tensor([len(item.ids) for item in encoded]),
             "tokens": sum(len(item.ids) for item in encoded),
             "utterances": [item.utterance for item in encoded],
+            **(hotwords.batch(words) if self.contextual else {}),
         }
 
     def show(self, data: dict[str, Any], row: int) -> Shown:

@@ -13,6 +13,8 @@ from torch import Tensor
 from ....common.data.processing import Batch
 from ....common.task import LossSum, Predicted
 from ..task import SpeechTask
+from ..utterance import Utterance
+from . import hotwords, sensevoice
 from .config import Config
 from .directory import WEIGHTS, read, write
 from .model import layers, load_model
@@ -20,7 +22,7 @@ from .processing import ParaformerProcessing
 
 
 class Task(SpeechTask):
-    """Trains Paraformer: the whole model, parts of it, or an adapter."""
+    """Trains Paraformer or SenseVoice: the whole model, parts of it, or an adapter."""
 
     recipe: Config
     processing: ParaformerProcessing
@@ -31,7 +33,9 @@ class Task(SpeechTask):
         self.processing = self.make_processing(recipe, weights)
         self.model, paraformer = load_model(recipe, weights, self.processing)
         self._paraformer = [paraformer]  # in a list, so that its parameters are not registered twice
-        self.log_names = ("attention", "predictor", *(("ctc",) if paraformer.ctc is not None else ()))
+        self.senses = self.processing.tags is not None
+        parts = ("rich",) if self.senses else ("attention", "predictor")
+        self.log_names = (*parts, *(("ctc",) if paraformer.ctc is not None else ()))
 
     @classmethod
     def make_processing(cls, recipe: Config, weights: Path | None = None) -> ParaformerProcessing:
@@ -55,17 +59,20 @@ class Task(SpeechTask):
         """FunASR's loss times what it divided by: rows, or tokens and end marks with `length_normalized_loss`.
 
         All of its parts are divided by the same, but for a CTC loss beside `length_normalized_loss`, which stays the
-        mean over the rows of a batch; the batch then weighs by its tokens, as FunASR has it.
+        mean over the rows of a batch; the batch then weighs by its tokens, as FunASR has it. SenseVoice's two parts are
+        means over rows whatever it says.
         """
-        paraformer = self.paraformer
-        loss, stats, _ = paraformer(
-            speech=data["speech"],
-            speech_lengths=data["speech_lengths"].clone(),  # some models change it in place
-            text=data["text"],
-            text_lengths=data["text_lengths"],
-        )
-        rows = len(data["speech"])
-        count = data["tokens"] + self.processing.closing * rows if paraformer.length_normalized_loss else rows
+        paraformer, rows = self.paraformer, len(data["speech"])
+        inputs = {name: data[name] for name in _INPUTS}
+        inputs["speech_lengths"] = inputs["speech_lengths"].clone()  # some models change it in place
+        words = {name: data[name] for name in _HOTWORDS if name in data}
+        if (
+            words and rows == 1
+        ):  # FunASR's contextual model drops this dimension of a batch: the mean of two is the same
+            inputs = {name: torch.cat([value, value]) for name, value in inputs.items()}
+        loss, stats, _ = paraformer(**inputs, **words)
+        by_tokens = paraformer.length_normalized_loss and not self.senses
+        count = data["tokens"] + self.processing.closing * rows if by_tokens else rows
         found = ((name, stats.get(f"loss_{key}")) for name, key in _PARTS.items())
         logs = {name: float(value) * count for name, value in found if value is not None}
         return LossSum(loss.squeeze() * count, count, logs)
@@ -80,7 +87,7 @@ class Task(SpeechTask):
         data = batch.data
         records = []
         for row, utterance in enumerate(data["utterances"]):
-            hypothesis = self.transcribe(data["speech"][row, : int(data["speech_lengths"][row])])
+            hypothesis = self.transcribe(data["speech"][row, : int(data["speech_lengths"][row])], utterance)
             language = utterance.language or self.recipe.task.language
             records.append(self.record(utterance, hypothesis, language))
         return Predicted(records, self._known_loss(data))
@@ -90,36 +97,41 @@ class Task(SpeechTask):
         rows = data["text_lengths"].nonzero().squeeze(1)
         if not len(rows):
             return None
-        tensors = ("speech", "speech_lengths", "text", "text_lengths")
         with self._unsampled():
-            return self.loss({**{name: data[name][rows] for name in tensors}, "tokens": data["tokens"]})
+            return self.loss({**data, **{name: data[name][rows] for name in _INPUTS}})
 
-    def transcribe(self, features: Tensor) -> str:
-        """Text of one utterance's features [T, F], by FunASR's own decoding; empty if no token is found."""
+    def transcribe(self, features: Tensor, utterance: Utterance) -> str:
+        """Text of an utterance's features [T, F], by FunASR's own decoding; empty if no token is found."""
         section, tokens = self.recipe.evaluate, self.processing.tokens
-        search = {
+        search: dict[str, Any] = {
             "beam_size": section.num_beams,
             "decoding_ctc_weight": section.decoding_ctc_weight,
             "token_list": tokens.listed,
         }
+        if self.senses:
+            search = {"text_norm": sensevoice.style(utterance)}
         paraformer = self.paraformer
+        given = {"key": ["utterance"], "tokenizer": tokens.tokenizer, "device": self.device, **search}
+        lengths = torch.tensor([len(features)] if self.senses else [[len(features)]])
         try:
-            found = paraformer.inference(
-                features[None],
-                torch.tensor([[len(features)]]),
-                key=["utterance"],
-                tokenizer=tokens.tokenizer,
-                data_type="fbank",
-                device=self.device,
-                **search,
-            )
+            if self.processing.contextual:
+                frontend = hotwords.Given(features, self.processing.frontend.seconds)
+                with hotwords.listening(paraformer, self.processing.hotwords):
+                    found = paraformer.inference([torch.zeros(1)], frontend=frontend, **given)
+            else:
+                found = paraformer.inference(features[None], lengths, data_type="fbank", **given)
         finally:
             paraformer.beam_search = None  # it holds the CTC head, which would count twice
-        return str(found[0][0]["text"]) if found else ""
+        text = str(found[0][0]["text"]) if found else ""
+        return sensevoice.plain(text) if self.senses else text
 
     @contextmanager
     def _unsampled(self) -> Iterator[None]:
         paraformer = self.paraformer
+        if self.senses:
+            with sensevoice.untold(paraformer):
+                yield
+            return
         before = getattr(paraformer, "sampling_ratio", 0.0)
         paraformer.sampling_ratio = 0.0
         try:
@@ -145,5 +157,7 @@ class Task(SpeechTask):
             torch.save(state, directory / WEIGHTS)
 
 
-_PARTS = {"attention": "att", "predictor": "pre", "ctc": "ctc"}
+_INPUTS = ("speech", "speech_lengths", "text", "text_lengths")
+_HOTWORDS = ("hotword_pad", "hotword_lengths")
+_PARTS = {"attention": "att", "predictor": "pre", "ctc": "ctc", "rich": "rich"}
 """Names in the logs, and in FunASR's statistics."""

@@ -64,6 +64,14 @@ class Tokens:
         found: list[int] = self.tokenizer.encode(text)
         return found
 
+    def number(self, token: str) -> int | None:
+        """The id of one token, None if there is no such."""
+        if self.pieces:
+            found = int(self.tokenizer.sp.PieceToId(token))
+            return None if found == self.tokenizer.sp.unk_id() else found
+        listed: int | None = self.tokenizer.token2id.get(token)
+        return listed
+
     def written(self, ids: Sequence[int]) -> list[str]:
         """The token of each id, for reading."""
         if self.pieces:

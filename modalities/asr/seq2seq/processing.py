@@ -16,12 +16,10 @@ from ....common.errors import BadExample, ModelError
 from ..audio import Wave
 from ..extractor import Extractor, batch
 from ..features import draw
-from ..processing import SpeechProcessing
+from ..processing import IGNORED, GeneratingProcessing
 from ..utterance import Utterance
 from .config import Config
 from .model import load_config, load_processor, moonshine_frames, setting
-
-IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Encoded:
     utterance: Utterance
 
 
-class Seq2SeqProcessing(SpeechProcessing):
+class Seq2SeqProcessing(GeneratingProcessing):
     """What an encoder-decoder model does with utterances.
 
     Args:

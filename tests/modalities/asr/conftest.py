@@ -1,4 +1,5 @@
-"""What the tests of every recogniser share: tones as recordings, manifests of them, and small recipes.
+"""What the tests of every recogniser share: tones as recordings, manifests of them, small recipes, and what is asked of
+their runs.
 
 Test files can't import from each other in pytest's importlib mode, so shared functions are fixtures.
 """
@@ -6,18 +7,42 @@ Test files can't import from each other in pytest's importlib mode, so shared fu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import soundfile as sf
+import torch
+from safetensors.torch import load_file
 
 from luthier.common.data.collect import collect
+from luthier.common.evaluation.saved import evaluate_checkpoint
 from luthier.common.reading import build
+from luthier.common.training.run import train
 
 RATE = 16000
+READERS: dict[str, Callable[[Path], Any]] = {".safetensors": load_file, ".pt": partial(torch.load, weights_only=True)}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process don't wait for the disk, leave its threads as they are, and write where the recipe says."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.delenv("LUTHIER_OUTPUT", raising=False)
 
 
 def make_tone(number: int, seconds: float) -> np.ndarray:
@@ -97,3 +122,65 @@ def collator(examples) -> Callable[..., Callable[..., Any]]:
         return make
 
     return of
+
+
+# ---------------------------------------------------------------------------------------------- runs
+
+
+def states(model: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of each file of weights in a saved model's folder."""
+    return {file.name: READERS[file.suffix](file) for file in model.iterdir() if file.suffix in READERS}
+
+
+@pytest.fixture(scope="session")
+def stops_and_resumes(stop_before) -> Callable[[Any, int], None]:
+    """`stops_and_resumes(recipe, before)`: the run is stopped before this batch of it, and goes on to its end."""
+
+    def check(recipe: Any, before: int) -> None:
+        assert train(recipe, [stop_before(before)]).stopped_by == signal.SIGTERM
+        assert train(recipe).stopped_by == 0
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def resumes_exactly(left, stops_and_resumes) -> Callable[..., None]:
+    """`resumes_exactly(recipe, steps, before)`: a run that is stopped before this batch and resumed leaves what an
+    uninterrupted one does, bit for bit, and its best checkpoint alone gives the numbers of the run. `recipe(output)` is
+    that of so many steps, with validation data, into a folder of this name."""
+
+    def check(recipe: Callable[[str], Any], steps: int, before: int) -> None:
+        whole, stopped = train(recipe("whole")).folder, Path(recipe("stopped").output)
+        stops_and_resumes(recipe("stopped"), before)
+        for curve in ("train/loss", "train/gradient_norm", "validation/loss", "validation/cer"):
+            assert left.curve(stopped, curve) == left.curve(whole, curve), curve
+        assert len(set(left.values(whole))) == steps
+        expected, found = states(left.model(whole)), states(left.model(stopped))
+        assert expected
+        assert expected.keys() == found.keys()
+        for name, tensors in expected.items():
+            assert tensors.keys() == found[name].keys(), name
+            assert all(torch.equal(value, found[name][key]) for key, value in tensors.items()), name
+        best = stopped / "checkpoints" / "best"
+        again, metrics = evaluate_checkpoint(best).metrics, json.loads((best / "metrics.json").read_text())
+        assert (again["cer"], again["wer"]) == (metrics["cer"], metrics["wer"])
+        assert again["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+
+    return check
+
+
+@pytest.fixture
+def trains_as_shipped(left, stops_and_resumes, finds_nothing) -> Callable[..., None]:
+    """`trains_as_shipped(recipe, utterances)`: the check has nothing against it, it trains, the loss falls, it resumes
+    with the same losses, and its best checkpoint is evaluated on so many. `recipe(output)` is that of over 2 steps."""
+
+    def check(recipe: Callable[[str], Any], utterances: int) -> None:
+        assert finds_nothing(recipe("checked"))
+        whole = train(recipe("whole")).folder
+        stops_and_resumes(recipe("stopped"), 2)
+        assert left.curve(Path(recipe("stopped").output)) == left.curve(whole)
+        losses = left.values(whole)
+        assert losses[-1] < losses[0]
+        assert evaluate_checkpoint(whole / "checkpoints" / "best").metrics["utterances"] == utterances
+
+    return check

@@ -109,14 +109,6 @@ def make_model(folder: Path, family: str, tokens: Sequence[str] = TOKENS) -> str
     return str(folder)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="session")
 def model_of(tmp_path_factory) -> Callable[..., str]:
     """`model_of(family)`: such a directory, made once."""

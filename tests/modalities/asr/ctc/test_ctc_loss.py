@@ -64,7 +64,7 @@ def test_loss_and_gradients_of_a_padded_batch_are_those_of_each_recording_alone(
     assert loss.count == len("hello worldciao bellaatre volte")
     assert float(loss.sum.detach()) == pytest.approx(expected, rel=1e-5)
     loss.sum.backward()
-    found = {name: p.grad for name, p in task.ctc.named_parameters() if p.grad is not None}
+    found = {name: p.grad for name, p in task.speech.named_parameters() if p.grad is not None}
     assert found.keys() == gradients.keys()
     largest = max(float(value.norm()) for value in gradients.values())
     for name, gradient in gradients.items():

@@ -114,8 +114,8 @@ def test_frozen_parts_stay_in_eval_mode(make_task, wav2vec2):
     """Fault 19."""
     task = make_task(wav2vec2, model={"freeze_feature_encoder": True})
     task.train_mode()
-    assert not task.ctc.wav2vec2.feature_extractor.training
-    assert task.ctc.wav2vec2.encoder.training
+    assert not task.speech.wav2vec2.feature_extractor.training
+    assert task.speech.wav2vec2.encoder.training
 
 
 def test_batch_norms_keep_their_statistics_unless_asked(make_task, model_of, collated):
@@ -245,7 +245,7 @@ def test_an_mms_adapter_is_chosen_trained_and_saved(make_task, mms, collated, ch
     assert "à" in tokens
     assert "w" not in tokens
     chosen = hf.Wav2Vec2ForCTC.from_pretrained(mms, target_lang="ita", ignore_mismatched_sizes=True)
-    assert torch.equal(task.ctc.lm_head.weight, chosen.lm_head.weight)
+    assert torch.equal(task.speech.lm_head.weight, chosen.lm_head.weight)
     assert all("adapter_layer" in name or "lm_head" in name for name in trained(task))
     assert any("adapter_layer" in name for name in trained(task))
     data = collated(task.processing, (0, 1, 2))
@@ -260,7 +260,7 @@ def test_an_mms_adapter_is_chosen_trained_and_saved(make_task, mms, collated, ch
     assert texts(make_task(mms, folder, **sections), data) == expected
     assert read_alone(hf.AutoModelForCTC.from_pretrained(folder), folder, data) == expected
     saved = load_file(folder / "adapter.ita.safetensors")
-    assert torch.equal(saved["lm_head.weight"], task.ctc.lm_head.weight)
+    assert torch.equal(saved["lm_head.weight"], task.speech.lm_head.weight)
     # As MMS's users load it: the file beside the base model.
     (folder / "adapter.ita.safetensors").replace(f"{mms}/adapter.ita.safetensors")
     other = hf.Wav2Vec2ForCTC.from_pretrained(mms, target_lang="ita", ignore_mismatched_sizes=True)

@@ -18,7 +18,10 @@ from luthier.common.errors import CheckpointError
 from luthier.common.evaluation.saved import evaluate_checkpoint
 from luthier.common.training.run import train
 
-pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch"),
+    pytest.mark.usefixtures("quick"),
+]
 
 RUN = """
 import json, os, sys
@@ -28,12 +31,6 @@ from luthier.common.training.run import train
 for tree in json.loads(open(sys.argv[1]).read()):
     train(reading.build(tree, "test.yaml"))
 """
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
 
 
 KINDS = {
@@ -48,7 +45,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, model_of, manifest, tmp_path, left, stop_before):
+def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, model_of, manifest, tmp_path, resumes_exactly):
     """Fault 21: masks, left out layers, dropout and augmentation draw the same again."""
     family, more = KINDS[kind]
     path = model_of(family)
@@ -64,21 +61,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, model_of, mani
             output=str(tmp_path / output),
         )  # fmt: skip
 
-    whole = train(recipe("whole")).folder
-    assert train(recipe("stopped"), [stop_before(4)]).stopped_by == signal.SIGTERM
-    assert train(recipe("stopped")).stopped_by == 0
-    stopped = tmp_path / "stopped"
-    for curve in ("train/loss", "train/gradient_norm", "validation/loss", "validation/cer"):
-        assert left.curve(stopped, curve) == left.curve(whole, curve), curve
-    assert len(set(left.values(whole))) == 7
-    expected, found = left.weights(whole), left.weights(stopped)
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
-    best = evaluate_checkpoint(stopped / "checkpoints" / "best").metrics
-    metrics = json.loads((stopped / "checkpoints" / "best" / "metrics.json").read_text())
-    assert best["cer"] == metrics["cer"]
-    assert best["wer"] == metrics["wer"]
-    assert best["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+    resumes_exactly(recipe, steps=7, before=4)
 
 
 def test_data_with_another_vocabulary_do_not_go_on(make_recipe, wav2vec2, changed, tmp_path, stop_before):
@@ -176,9 +159,7 @@ def test_a_checkpoint_is_evaluated_in_other_ways(make_recipe, model_of, manifest
 
 
 @pytest.mark.parametrize("name", ["asr/wav2vec2-ctc", "asr/wav2vec2-ctc-toy"])
-def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(
-    name, model_of, manifest, tmp_path, left, stop_before, finds_nothing
-):
+def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, model_of, manifest, tmp_path, trains_as_shipped):
     def recipe(output: str):
         options = [
             f"model.path={model_of('wav2vec2:layer')}", f"data.train={manifest}", f"data.validation={manifest}",
@@ -188,14 +169,7 @@ def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(
         ]  # fmt: skip
         return reading.load(name, options)
 
-    assert finds_nothing(recipe("checked"))
-    whole = train(recipe("whole")).folder
-    assert train(recipe("stopped"), [stop_before(2)]).stopped_by == signal.SIGTERM
-    assert train(recipe("stopped")).stopped_by == 0
-    assert left.curve(tmp_path / "stopped") == left.curve(whole)
-    losses = left.values(whole)
-    assert losses[-1] < losses[0]
-    assert evaluate_checkpoint(whole / "checkpoints" / "best").metrics["utterances"] == 8
+    trains_as_shipped(recipe, utterances=8)
 
 
 def test_long_recordings_are_scored_as_a_whole(make_recipe, wav2vec2, manifest, tmp_path):
@@ -231,4 +205,4 @@ def test_the_toy_is_made_once_and_starts_without_a_vocabulary(tmp_path, monkeypa
     task = Task(recipe)
     tokens = task.processing.vocabulary.tokens
     assert tokens[:3] == ["<pad>", "<unk>", "|"]
-    assert task.ctc.lm_head.out_features == task.ctc.config.vocab_size == len(tokens)
+    assert task.speech.lm_head.out_features == task.speech.config.vocab_size == len(tokens)

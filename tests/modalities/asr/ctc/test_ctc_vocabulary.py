@@ -105,8 +105,8 @@ def test_the_data_path_goes_to_worker_processes(make_processing, wav2vec2):
 
 def rows(task) -> dict[str, torch.Tensor]:
     """Weights and bias of each token of the output layer."""
-    name = "lm_head" if hasattr(task.ctc, "lm_head") else "ctc_head"
-    head = getattr(task.ctc, name)
+    name = "lm_head" if hasattr(task.speech, "lm_head") else "ctc_head"
+    head = getattr(task.speech, name)
     weight = head.weight.detach().flatten(1)
     return {
         token: torch.cat([weight[at], head.bias.detach()[at, None]])
@@ -125,7 +125,7 @@ def test_an_extended_vocabulary_keeps_the_old_rows(make_task, model_of, changed,
     assert list(after) == [*before, "9", "à", "è"]
     for token, row in before.items():
         assert torch.equal(after[token], row), token
-    assert grown.ctc.config.vocab_size == len(after)
+    assert grown.speech.config.vocab_size == len(after)
     assert all(after[token][-1] == 0 and 0 < after[token][:-1].abs().max() < 1.5 for token in "9àè")
     same = make_task(path, task={"vocabulary": "extend"})  # nothing is lacking
     assert same.processing.vocabulary.rows is None
@@ -161,12 +161,12 @@ def test_special_tokens_of_other_names_keep_their_rows(make_task, tmp_path, chan
     data = {"train": changed("special", "aab")}
     old = hf.Wav2Vec2ForCTC.from_pretrained(tmp_path).lm_head.weight
     task = make_task(str(tmp_path), data=data, task={"vocabulary": "new"})
-    weight = task.ctc.lm_head.weight.detach()
+    weight = task.speech.lm_head.weight.detach()
     assert task.processing.vocabulary.tokens == ["<pad>", "<unk>", "|", "a", "b"]
     assert torch.equal(weight[:4], old[[3, 2, 0, 1]])
     extended = make_task(str(tmp_path), data=data, task={"vocabulary": "extend"})
     assert extended.processing.labels.blank == 3
-    assert torch.equal(extended.ctc.lm_head.weight[:4], old)
+    assert torch.equal(extended.speech.lm_head.weight[:4], old)
 
 
 def test_a_model_that_was_only_pretrained_needs_a_new_vocabulary(make_task, tmp_path, changed, wav2vec2):
@@ -179,8 +179,8 @@ def test_a_model_that_was_only_pretrained_needs_a_new_vocabulary(make_task, tmp_
         make_task(str(tmp_path))
     task = make_task(str(tmp_path), task={"vocabulary": "new"}, data={"train": changed("fresh", "ab")})
     assert task.processing.vocabulary.tokens == ["<pad>", "<unk>", "|", "a", "b"]
-    assert task.ctc.lm_head.out_features == 5
-    found = task.ctc.wav2vec2.encoder.layers[0].attention.q_proj.weight
+    assert task.speech.lm_head.out_features == 5
+    found = task.speech.wav2vec2.encoder.layers[0].attention.q_proj.weight
     assert torch.equal(found, base.encoder.layers[0].attention.q_proj.weight)
 
 

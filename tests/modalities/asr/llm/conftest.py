@@ -31,14 +31,6 @@ def tokenizer() -> hf.PreTrainedTokenizerFast:
     )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="session")
 def speaking(tmp_path_factory) -> str:
     """The directory of a model with random weights that hears up to 2 s, as transformers writes it."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from dataclasses import replace
 from typing import Any
 
@@ -152,21 +149,15 @@ def test_other_models_are_refused(tmp_path):
 # ---------------------------------------------------------------------------------------------- runs
 
 
-@pytest.fixture
-def _quick(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-
-
 KINDS = {
     "parts": {"freeze_encoder": True},
     "adapter": {"lora": {"rank": 4, "dropout": 0.1}, "freeze_encoder": True},
 }
 
 
-@pytest.mark.usefixtures("_quick")
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, speaking, manifest, tmp_path, left, stop_before):
+def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, speaking, manifest, tmp_path, resumes_exactly):
     """Fault 21; and the saved model alone gives the numbers of the run."""
 
     def recipe(output: str):
@@ -177,20 +168,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, speaking, mani
             output=str(tmp_path / output),
         )  # fmt: skip
 
-    whole = train(recipe("whole")).folder
-    assert train(recipe("stopped"), [stop_before(3)]).stopped_by == signal.SIGTERM
-    assert train(recipe("stopped")).stopped_by == 0
-    stopped = tmp_path / "stopped"
-    for curve in ("train/loss", "train/gradient_norm", "validation/loss", "validation/cer"):
-        assert left.curve(stopped, curve) == left.curve(whole, curve), curve
-    assert len(set(left.values(whole))) == 4
-    expected, found = left.weights(whole), left.weights(stopped)
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
-    best = evaluate_checkpoint(stopped / "checkpoints" / "best").metrics
-    metrics = json.loads((stopped / "checkpoints" / "best" / "metrics.json").read_text())
-    assert best["cer"] == metrics["cer"]
-    assert best["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+    resumes_exactly(recipe, steps=4, before=3)
 
 
 def test_frozen_parts_stay(make_task, speaking):
@@ -227,7 +205,7 @@ def test_what_is_saved_loads_in_transformers(make_task, speaking, collated, tmp_
         assert processor.tokenizer.decode(new, skip_special_tokens=True) == text
 
 
-@pytest.mark.usefixtures("_quick")
+@pytest.mark.usefixtures("quick")
 def test_the_shipped_recipe_trains_and_is_evaluated(speaking, manifest, tmp_path):
     options = [
         f"model.path={speaking}", f"data.train={manifest}", f"data.validation={manifest}", "data.workers=0",

@@ -43,7 +43,7 @@ def configuration(kind: str, labels: Sequence[str] | None = LABELS, **changes: A
     """NeMo's configuration of a tiny model.
 
     Args:
-        kind: `ctc`, `rnnt`, `tdt` or `hybrid`; `streamed` is a cache-aware `ctc`.
+        kind: `ctc`, `rnnt`, `tdt`, `hybrid` or `canary`; `streamed` is a cache-aware `ctc`.
         labels: None for a model of subwords, whose tokenizer the recipe names.
         changes: of the encoder.
     """
@@ -62,6 +62,8 @@ def configuration(kind: str, labels: Sequence[str] | None = LABELS, **changes: A
         tree["labels"] = list(labels)
     if kind in ("ctc", "streamed"):
         return {**tree, "decoder": head}
+    if kind == "canary":
+        return {**tree, **canary()}
     if kind == "hybrid":
         tree["aux_ctc"] = {"ctc_loss_weight": 0.3, "decoder": head}
     return {
@@ -84,12 +86,33 @@ def configuration(kind: str, labels: Sequence[str] | None = LABELS, **changes: A
     }  # fmt: skip
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def canary() -> dict[str, Any]:
+    """What such a model has besides its encoder: a projection, an encoder of its own, a decoder, a loss, prompts."""
+    layers = {
+        "num_layers": 1, "hidden_size": 24, "inner_size": 48, "num_attention_heads": 2, "ffn_dropout": 0.1,
+        "attn_score_dropout": 0.1, "attn_layer_dropout": 0.1, "pre_ln": True,
+    }  # fmt: skip
+    words = {**layers, "max_sequence_length": 64, "embedding_dropout": 0.1}
+    transformer = "nemo.collections.asr.modules.transformer"
+    return {
+        "prompt_format": "canary",
+        "model_defaults": {"asr_enc_hidden": 32, "lm_enc_hidden": 24, "lm_dec_hidden": 24},
+        "transf_encoder": {"_target_": f"{transformer}.transformer_encoders.TransformerEncoder", **layers},
+        "transf_decoder": {
+            "_target_": f"{transformer}.get_nemo_transformer", "model_name": None, "pretrained": False,
+            "encoder": False, "pre_ln_final_layer_norm": True, "config_dict": words,
+        },
+        "head": {
+            "_target_": "nemo.collections.asr.parts.submodules.token_classifier.TokenClassifier", "num_layers": 1,
+            "activation": "relu", "log_softmax": True, "hidden_size": 24, "num_classes": None, "dropout": 0.0,
+            "use_transformer_init": True,
+        },
+        "loss": {
+            "_target_": "nemo.collections.common.losses.smoothed_cross_entropy.SmoothedCrossEntropyLoss",
+            "label_smoothing": 0.1, "pad_id": None,
+        },
+        "decoding": {"strategy": "beam", "beam": {"beam_size": 1, "len_pen": 0.0, "max_generation_delta": 20}},
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -120,7 +143,36 @@ def pieces(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
-def saved_of(config_of, pieces, tmp_path_factory) -> Callable[..., str]:
+def languages(pieces, tmp_path_factory) -> dict[str, Any]:
+    """The tokenizer of a Canary model of two languages, with the control tokens of both and `<|fr|>`."""
+    from nemo.collections.common.tokenizers.canary_tokenizer import CanaryTokenizer
+
+    special = tmp_path_factory.mktemp("special")
+    CanaryTokenizer.build_special_tokenizer(["en", "it", "fr", "transcribe", "translate"], special)
+    folder = tmp_path_factory.mktemp("nemo-pieces")
+    (folder / "tokenizer.model").write_bytes(Path(pieces).read_bytes())
+    (folder / "vocab.txt").write_text("unused\n")
+    folders = {"spl_tokens": special, "en": folder, "it": folder}
+    return {
+        "dir": None, "type": "agg",
+        "langs": {name: {"dir": str(one), "type": "bpe"} for name, one in folders.items()},
+        "custom_tokenizer": {
+            "_target_": "nemo.collections.common.tokenizers.canary_tokenizer.CanaryTokenizer", "tokenizers": None,
+        },
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def canary_config(languages, tmp_path_factory) -> str:
+    """The YAML file of a Canary model with these tokenizers."""
+    tree = {**configuration("canary"), "tokenizer": languages}
+    file = tmp_path_factory.mktemp("canary") / "model.yaml"
+    file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture(scope="session")
+def saved_of(config_of, pieces, languages, tmp_path_factory) -> Callable[..., str]:
     """`saved_of(kind, subwords)`: a `.nemo` file of such a model, written by NeMo alone."""
     made: dict[tuple[str, bool], str] = {}
 
@@ -131,8 +183,10 @@ def saved_of(config_of, pieces, tmp_path_factory) -> Callable[..., str]:
 
             tree = configuration(kind, None if subwords else LABELS)
             names = {"ctc": "CTC", "streamed": "CTC", "rnnt": "RNNT", "tdt": "RNNT", "hybrid": "HybridRNNTCTC"}
-            name = f"EncDec{names[kind]}Model"
-            if subwords:
+            name = "EncDecMultiTaskModel" if kind == "canary" else f"EncDec{names[kind]}Model"
+            if kind == "canary":
+                tree["tokenizer"] = languages
+            elif subwords:
                 folder = tmp_path_factory.mktemp("nemo-pieces")
                 (folder / "tokenizer.model").write_bytes(Path(pieces).read_bytes())
                 (folder / "vocab.txt").write_text("unused\n")

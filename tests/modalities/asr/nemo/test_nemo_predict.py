@@ -129,6 +129,28 @@ def test_phrases_are_boosted(make_task, saved_of):
         assert hypotheses[0].text == task.nemo.tokenizer.ids_to_text(words[pair.index(phrase)])
 
 
+def test_an_n_gram_model_decides_between_what_sounds_alike(make_task, saved_of, tmp_path):
+    """In ARPA form, where NeMo writes a token as the character of its number plus 100. "re" and "ra" are as likely by
+    the audio; the model has "ra" at 10^-0.5 a token, all else at 10^-2."""
+    tokens = make_task(saved_of("ctc")).processing.tokens.pieces
+    wanted = {tokens.index(letter) for letter in "ra"}
+    lines = [f"{-0.5 if number in wanted else -2.0}\t{chr(number + 100)}\t0" for number in range(len(tokens))]
+    unigrams = ["-2\t<unk>\t0", "-99\t<s>\t0", "-1\t</s>\t0", *lines]
+    bigram = f"-0.5\t{chr(tokens.index('r') + 100)} {chr(tokens.index('a') + 100)}"
+    file = tmp_path / "lm.arpa"
+    header = ["\\data\\", f"ngram 1={len(unigrams)}", "ngram 2=1", "", "\\1-grams:"]
+    file.write_text("\n".join([*header, *unigrams, "", "\\2-grams:", bigram, "", "\\end\\", ""]), encoding="utf-8")
+    found = []
+    for weight in (0.0, 1.0):
+        settings = {"beam.ngram_lm_model": str(file), "beam.ngram_lm_alpha": weight}
+        task = make_task(saved_of("ctc"), evaluate={"num_beams": 4, "decoding": settings})
+        log_probs = torch.full((1, 3, len(tokens) + 1), -30.0)
+        log_probs[0, 0, tokens.index("r")] = log_probs[0, 1, -1] = 0.0
+        log_probs[0, 2, tokens.index("e")], log_probs[0, 2, tokens.index("a")] = np.log(0.51), np.log(0.49)
+        found.append(task.nemo.decoding.ctc_decoder_predictions_tensor(log_probs, torch.tensor([3]))[0].text)
+    assert found == ["re", "ra"]
+
+
 # ---------------------------------------------------------------------------------------------- streams
 
 

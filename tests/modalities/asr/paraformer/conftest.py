@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,7 @@ import pytest
 import torch
 import yaml
 
-from luthier.common.checkpoint import directory as checkpoints
 from luthier.common.data.collect import collect
-from luthier.common.training import curves
 
 pytest.importorskip("funasr")
 
@@ -116,14 +113,6 @@ def kaldi_cmvn(size: int) -> str:
     parts = [f"<AddShift> {size} {size}", f"<LearnRateCoef> 0 [ {' '.join(map(str, shift))} ]",
              f"<Rescale> {size} {size}", f"<LearnRateCoef> 0 [ {' '.join(map(str, scale))} ]"]  # fmt: skip
     return "\n".join(["<Nnet>", *parts, "</Nnet>", ""])
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -261,21 +250,3 @@ def gathered() -> Callable[[Any], Any]:
 def collated(collator) -> Callable[..., dict[str, Any]]:
     """`collated(processing, indices, generator)`: see `collator`."""
     return collator((0, 1, 2, 11))
-
-
-@pytest.fixture
-def left() -> SimpleNamespace:
-    """What a run has left: the newest checkpoint's `model` folder, its `weights`, and `curve(folder, name)`."""
-
-    def model(folder: Path) -> Path:
-        return checkpoints.committed(folder / "checkpoints")[-1] / "model"
-
-    def curve(folder: Path, name: str = "train/loss") -> list[tuple[int, str]]:
-        return [(int(row["step"]), row["value"]) for row in curves.read(folder / "curves.csv") if row["name"] == name]
-
-    return SimpleNamespace(
-        model=model,
-        weights=lambda folder: torch.load(model(folder) / "model.pt", weights_only=True),
-        curve=curve,
-        values=lambda folder, name="train/loss": [float(value) for _, value in curve(folder, name)],
-    )

@@ -249,7 +249,7 @@ def test_missing_funasr_names_its_extra(sanm, monkeypatch):
         ({"encoder": "SANEncoder"}, "FunASR has no encoder of this name"),
         ({"frontend": "S3prlFrontend"}, "features of this kind"),
         ({"model": "Parafomer"}, "FunASR has no model of this name"),
-        ({"model": "ContextualParaformer"}, "not trained here"),
+        ({"model": "ParaformerStreaming"}, "not trained here: its inference takes audio in pieces"),
     ],
 )
 def test_what_funasr_does_not_have_is_named(directory_of, make_task, changes, message):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from functools import partial
@@ -19,7 +18,10 @@ from luthier.common.evaluation.saved import evaluate_checkpoint
 from luthier.common.training.run import train
 from luthier.modalities.asr.paraformer import toy
 
-pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch"),
+    pytest.mark.usefixtures("quick"),
+]
 
 RUN = """
 import json, os, sys
@@ -30,13 +32,6 @@ from luthier.common.training.run import train
 for tree in json.loads(open(sys.argv[1]).read()):
     train(reading.build(tree, "test.yaml"))
 """
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    monkeypatch.delenv("LUTHIER_OUTPUT", raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +107,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_an_uninterrupted_one(kind, request, make_recipe, manifest, tmp_path, left, stop_before):
+def test_a_resumed_run_is_an_uninterrupted_one(kind, request, make_recipe, manifest, tmp_path, resumes_exactly):
     """Fault 21; masks, sampler and dropout draw the same again."""
     name, more = KINDS[kind]
     path = request.getfixturevalue(name)
@@ -129,32 +124,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(kind, request, make_recipe, manif
             evaluate={"every": 3}, checkpoint={"every": 2}, output=str(tmp_path / output),
         )  # fmt: skip
 
-    whole = train(recipe("whole")).folder
-    assert train(recipe("stopped"), [stop_before(4)]).stopped_by == signal.SIGTERM
-    assert train(recipe("stopped")).stopped_by == 0
-    stopped = tmp_path / "stopped"
-    for curve in ("train/loss", "train/gradient_norm", "validation/loss", "validation/cer"):
-        assert left.curve(stopped, curve) == left.curve(whole, curve), curve
-    assert len(set(left.values(whole))) == 7
-    files = [file for file in left.model(whole).iterdir() if file.suffix in (".pt", ".safetensors")]
-    assert files
-    for file in files:
-        assert equal(file, left.model(stopped) / file.name)
-    best = evaluate_checkpoint(stopped / "checkpoints" / "best").metrics
-    metrics = json.loads((stopped / "checkpoints" / "best" / "metrics.json").read_text())
-    assert best["cer"] == metrics["cer"]
-    assert best["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
-
-
-def equal(one: Path, other: Path) -> bool:
-    if one.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        states = [load_file(file) for file in (one, other)]
-    else:
-        states = [torch.load(file, weights_only=True) for file in (one, other)]
-    first, second = states
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    resumes_exactly(recipe, steps=7, before=4)
 
 
 def test_data_workers_change_nothing(make_recipe, conformer, manifest, tmp_path, left):
@@ -204,7 +174,8 @@ def test_two_processes_equal_one_with_the_whole_batch(make_recipe, directory_of,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     train(recipe("one", 4))
-    expected, found = left.weights(tmp_path / "one"), left.weights(tmp_path / "two")
+    files = [left.model(tmp_path / name) / "model.pt" for name in ("one", "two")]
+    expected, found = (torch.load(file, weights_only=True) for file in files)
     start = torch.load(Path(path) / "model.pt", weights_only=True)
     assert expected.keys() == found.keys()
     assert any(not torch.equal(value, start[name]) for name, value in expected.items())
@@ -233,9 +204,7 @@ def test_mixed_precision(make_recipe, sanm, conformer, manifest, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["asr/paraformer", "asr/paraformer-toy"])
-def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(
-    name, sanm, manifest, tmp_path, left, stop_before, finds_nothing
-):
+def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, sanm, manifest, tmp_path, trains_as_shipped):
     def recipe(output: str):
         options = [
             f"model.path={sanm}", f"data.train={manifest}", f"data.validation={manifest}", "data.test=[]",
@@ -245,14 +214,7 @@ def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(
         ]  # fmt: skip
         return reading.load(name, options)
 
-    assert finds_nothing(recipe("checked"))
-    whole = train(recipe("whole")).folder
-    assert train(recipe("stopped"), [stop_before(2)]).stopped_by == signal.SIGTERM
-    assert train(recipe("stopped")).stopped_by == 0
-    assert left.curve(tmp_path / "stopped") == left.curve(whole)
-    losses = left.values(whole)
-    assert losses[-1] < losses[0]
-    assert evaluate_checkpoint(whole / "checkpoints" / "best").metrics["utterances"] == 12
+    trains_as_shipped(recipe, utterances=12)
 
 
 def test_the_toy_is_made_once_and_its_model_writes_every_sentence(tmp_path, monkeypatch, make_processing):

@@ -70,14 +70,6 @@ def model(family: str, size: int) -> tuple[Any, Any]:
     return hf.Speech2TextForConditionalGeneration(config), hf.Speech2TextProcessor(extractor, spoken)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="session")
 def model_of(tmp_path_factory) -> Callable[[str], str]:
     """`model_of(family)`: a directory as transformers writes it, made once."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from functools import partial
 
 import pytest
@@ -16,13 +13,10 @@ from luthier.common.evaluation.saved import evaluate_checkpoint
 from luthier.common.training.run import train
 from luthier.modalities.asr.seq2seq import toy
 
-pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch")
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch"),
+    pytest.mark.usefixtures("quick"),
+]
 
 
 KINDS = {
@@ -34,7 +28,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, model_of, manifest, tmp_path, left, stop_before):
+def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, model_of, manifest, tmp_path, resumes_exactly):
     """Fault 21; and the saved model alone gives the numbers of the run."""
     family, more = KINDS[kind]
 
@@ -46,20 +40,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(kind, make_recipe, model_of, mani
             evaluate={"every": 3, "max_new_tokens": 8}, checkpoint={"every": 2}, output=str(tmp_path / output),
         )  # fmt: skip
 
-    whole = train(recipe("whole")).folder
-    assert train(recipe("stopped"), [stop_before(3)]).stopped_by == signal.SIGTERM
-    assert train(recipe("stopped")).stopped_by == 0
-    stopped = tmp_path / "stopped"
-    for curve in ("train/loss", "train/gradient_norm", "validation/loss", "validation/cer"):
-        assert left.curve(stopped, curve) == left.curve(whole, curve), curve
-    assert len(set(left.values(whole))) == 5
-    expected, found = left.weights(whole), left.weights(stopped)
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
-    best = evaluate_checkpoint(stopped / "checkpoints" / "best").metrics
-    metrics = json.loads((stopped / "checkpoints" / "best" / "metrics.json").read_text())
-    assert best["cer"] == metrics["cer"]
-    assert best["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+    resumes_exactly(recipe, steps=5, before=3)
 
 
 def test_frozen_parts_stay(make_task, model_of):
@@ -99,7 +80,7 @@ def test_what_is_saved_loads_in_transformers(make_task, model_of, collated, tmp_
 
 
 @pytest.mark.parametrize("name", ["asr/moonshine", "asr/moonshine-toy"])
-def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, model_of, manifest, tmp_path, left, stop_before):
+def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, model_of, manifest, tmp_path, trains_as_shipped):
     def recipe(output: str):
         options = [
             f"model.path={model_of('moonshine')}", f"data.train={manifest}", f"data.validation={manifest}",
@@ -109,13 +90,7 @@ def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(name, model_of, 
         ]  # fmt: skip
         return reading.load(name, options)
 
-    whole = train(recipe("whole")).folder
-    assert train(recipe("stopped"), [stop_before(2)]).stopped_by == signal.SIGTERM
-    assert train(recipe("stopped")).stopped_by == 0
-    assert left.curve(tmp_path / "stopped") == left.curve(whole)
-    losses = left.values(whole)
-    assert losses[-1] < losses[0]
-    assert evaluate_checkpoint(whole / "checkpoints" / "best").metrics["utterances"] == 8
+    trains_as_shipped(recipe, utterances=8)
 
 
 def test_the_toy_is_made_once_and_its_model_writes_every_sentence(tmp_path, monkeypatch, make_processing):

@@ -83,14 +83,6 @@ def save_whisper(folder: Path, tokenizer: hf.WhisperTokenizer, multilingual: boo
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="session")
 def multilingual(tmp_path_factory) -> str:
     """A multilingual Whisper that knows en, zh and it; "it" stands where Whisper's own list has "de"."""
