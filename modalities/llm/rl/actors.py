@@ -114,7 +114,8 @@ class Acting:
             prompt = prompt if len(prompt) else np.array(self.sampling.stops[:1] or (0,), np.int32)
             tokens, trained, log_probs, end = prompt[:1], np.ones(1, dtype=bool), np.zeros(1, np.float32), 1
         roles = [str(one["role"]) for one in episode.messages]
-        turns = [number for number, role in enumerate(roles) if role == "assistant"]
+        answers = [number for number, role in enumerate(roles) if role == "assistant"]
+        turns = answers[len(answers) - episode.turns :]  # a prompt may show some that are not the policy's
         answer = Answer(
             tuple(episode.messages[: turns[0]] if turns else episode.messages),
             str(episode.messages[turns[-1]]["content"]) if turns else "",

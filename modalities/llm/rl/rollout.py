@@ -14,8 +14,7 @@ from ....common.errors import LuthierError
 from .actors import Actor, Trajectory
 from .advantages import is_flat
 from .prompts import Asked
-from .rewards.answer import Scores
-from .rewards.rewards import Rewards
+from .rewards.answer import Judging, Scores
 from .samples import Samples
 from .seeds import seed
 
@@ -59,7 +58,7 @@ class Drawer:
         resample: how often a prompt is completed anew while its completions are all worth the same.
     """
 
-    def __init__(self, actor: Actor, rewards: Rewards, number: int, resample: int = 0):
+    def __init__(self, actor: Actor, rewards: Judging, number: int, resample: int = 0):
         self.actor, self.rewards, self.number, self.resample = actor, rewards, number, resample
         self.clock = Clock()
 

@@ -10,6 +10,7 @@ from ....common.recipe import LocalOrHub, Recipe, Section
 from ..config import LanguageEvaluate, LanguageModel, TextData
 from .engines.http import HttpSection
 from .environments.environment import EnvironmentSection
+from .placed.section import PlacementSection
 from .rewards.config import RewardSections
 
 
@@ -44,6 +45,11 @@ class SamplingSection(Section):
     """Draw only from so many of the most probable tokens; default: all."""
 
 
+class AnswerSampling(SamplingSection):
+    max_new_tokens: int | None = Field(None, ge=1)  # type: ignore[assignment]
+    """Most tokens of an answer; default: `rollout.max_new_tokens`."""
+
+
 class RolloutSection(SamplingSection):
     """How completions are drawn, and what is trained on them."""
 
@@ -52,6 +58,9 @@ class RolloutSection(SamplingSection):
     engine: Literal["local"] | HttpSection = "local"
     """What draws them: `local`, the model in the trainer's own process; or servers, such as `{server: vllm, urls:
     ["http://host:8000"]}`, which are given the weights before each rollout."""
+    placement: PlacementSection | None = None
+    """Have Ray place engines like `local`, or the rewards, in processes of their own, here or on other machines: such
+    as `{address: auto, engines: {number: 4, gpus: 1}}`; default: none."""
     environment: EnvironmentSection | None = None
     """Let the policy act in several turns, with tools; default: it answers once. `max_new_tokens` is that of a turn,
     and rows may have any fields: the environment makes the prompt."""
@@ -89,8 +98,8 @@ class OnlineEvaluate(LanguageEvaluate):
     """Answers are judged by the rewards."""
     answers: int = Field(1, ge=1)
     """Answers to each prompt."""
-    sampling: SamplingSection = SamplingSection(temperature=0.0)
-    """How they are drawn; default: the most probable tokens. `max_new_tokens` is the rollout's, unless it is given."""
+    sampling: AnswerSampling = AnswerSampling(temperature=0.0)
+    """How they are drawn; default: the most probable tokens."""
     pass_at: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
     """Values k of the metrics `pass@k`: the probability that one of k answers passes, estimated without bias from all
     of them (Chen et al., arXiv:2107.03374)."""
@@ -131,6 +140,12 @@ class OnlineRecipe(Recipe):
             raise ValueError("data.plain: an environment speaks through the chat template")
         if not acts and any(one.kind == "environment" for one in self.rewards):
             raise ValueError("rewards: the kind environment needs rollout.environment")
+        engine, placed = self.rollout.engine, self.rollout.placement
+        places_engines = placed is not None and placed.engines is not None
+        if places_engines and engine != "local":
+            raise ValueError("rollout.placement.engines: servers draw already; leave it or rollout.engine out")
+        if self.train.tensor_parallel and (places_engines or engine != "local"):
+            raise ValueError("train.tensor_parallel: only the trainer's own model draws then; use rollout.engine=local")
         return self
 
     @property
@@ -144,5 +159,5 @@ class OnlineRecipe(Recipe):
     def evaluated(self) -> SamplingSection:
         """How answers are drawn in evaluations."""
         section = self.evaluate.sampling
-        given = "max_new_tokens" in section.model_fields_set
-        return section if given else section.model_copy(update={"max_new_tokens": self.rollout.max_new_tokens})
+        most = self.rollout.max_new_tokens if section.max_new_tokens is None else section.max_new_tokens
+        return section.model_copy(update={"max_new_tokens": most})

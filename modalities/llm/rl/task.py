@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,34 +20,28 @@ import torch
 from torch import Tensor
 
 from ....common.data.processing import Batch
-from ....common.errors import RecipeError
 from ....common.evaluation.each import Part
 from ....common.evaluation.run import autocast
 from ....common.task import LossSum, Predicted
 from .. import harness
 from ..losses.kl import divergence
 from ..model import decode
-from . import evaluation, records
+from . import choose, evaluation, records
 from .actors import Acting, Actor, Answering
 from .engines.engine import Engine, Sampling
 from .engines.http import HttpEngine
-from .engines.local import LocalEngine
 from .facts import facts
 from .meter import Meter
 from .plan import place_of
 from .prompts import Asked, PromptProcessing
 from .ranks import RanksTask
-from .rewards.rewards import Rewards
 from .rollout import Drawer, Drawn, samples_of
 from .samples import Samples, of_state
 from .scores import scores
 from .sections import SamplingSection
 
-WEIGHTS = "weights"
-"""Folder in the run's output from which servers are given weights."""
-
-EVALUATION = 2**32
-"""In the place of a rollout's number, in the keys of evaluations."""
+EVALUATION = 2**32 - 1
+"""In the place of a rollout's number, in the keys of evaluations; of 32 bits, as NumPy joins the words of all parts."""
 
 
 class OnlineTask(RanksTask):
@@ -62,13 +56,10 @@ class OnlineTask(RanksTask):
     engine: Engine
 
     def __init__(self, recipe: Any, weights: Path | None = None):
-        rewards = Rewards(recipe.rewards)  # first, as it may refuse the recipe
+        rewards = choose.rewards(recipe)  # first, as it may refuse the recipe
         super().__init__(recipe, weights)
         section = recipe.rollout
-        if section.engine == "local":
-            self.engine = LocalEngine(self.causal, self._head, section.batch)
-        else:
-            self.engine = HttpEngine(section.engine, Path(recipe.output, WEIGHTS))
+        self.engine = choose.engine(recipe, weights, self.causal, self._head)
         self._drawer = Drawer(self._actor(section), rewards, section.num_generations, self.resample)
         self._judge = Drawer(self._actor(recipe.evaluated), rewards, recipe.evaluate.answers)
         self._samples: dict[int, Samples] = {}  # of the rollout, by the batch's place in it
@@ -107,13 +98,15 @@ class OnlineTask(RanksTask):
         return True
 
     def imagined(self, data: dict[str, Any]) -> dict[str, Any]:
-        section, prompts = self.recipe.rollout, [one.ids for one in data["prompts"]]
+        section, most = self.recipe.rollout, min(self.recipe.most_tokens, self.recipe.data.max_length - 1)
+        # The prompts of an environment are not known: a token stands for each.
+        prompts = [one.ids if len(one.ids) else np.zeros(1, np.int32) for one in data["prompts"]]
         number = len(prompts) * section.num_generations
-        tokens = number * section.max_new_tokens
+        tokens = number * most
         lengths = torch.tensor([len(one) for one in prompts])
         groups = torch.full((len(prompts),), section.num_generations)
         every, whole = torch.ones(number, dtype=torch.bool), torch.ones(tokens, dtype=torch.bool)
-        each = torch.full((number,), section.max_new_tokens)
+        each = torch.full((number,), most)
         said = torch.zeros(tokens, dtype=torch.int32)
         joined = torch.from_numpy(np.concatenate(prompts).astype(np.int32))
         unknown = [torch.full((tokens,), torch.nan) for _ in range(4)]
@@ -121,6 +114,8 @@ class OnlineTask(RanksTask):
         return self._joined(Samples(joined, lengths, groups, each, said, whole, zeros, zeros, every, every, *unknown))
 
     def held_in_rollouts(self) -> int:
+        if self.engine.gathers != "nothing":  # they are held elsewhere
+            return 0
         section, config = self.recipe.rollout, self.causal.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -146,14 +141,7 @@ class OnlineTask(RanksTask):
     def look_ahead(self, examples: Sequence[Any], folder: Path) -> None:
         self._folder = folder
         if isinstance(self.engine, HttpEngine):
-            if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-                raise RecipeError(
-                    "servers draw for a training in one process only",
-                    where="rollout.engine",
-                    given=f"{torch.distributed.get_world_size()} processes",
-                    do="use train.devices=1, or rollout.engine=local",
-                )
-            self.engine.folder = folder / WEIGHTS
+            self.engine.folder = folder / choose.WEIGHTS
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         if not self._began:
@@ -200,10 +188,13 @@ class OnlineTask(RanksTask):
         return first // (self._size * int(self.recipe.rollout.iterations))
 
     def _weigh_in(self, version: int) -> None:
-        """See that the engine has the weights as they are now."""
-        if self._given != version:
+        """See that the engine has the weights as they are now; all ranks do this together, outside of `gathered`."""
+        if self._given == version:
+            return
+        gathers = self.engine.gathers
+        with nullcontext() if gathers == "nothing" else self.gathered(to_save=gathers == "first"):
             self.engine.update(version, self)
-            self._given = version
+        self._given = version
 
     def _joined(self, samples: Samples) -> dict[str, Any]:
         """What the model is trained on of a batch of prompts."""
@@ -220,9 +211,9 @@ class OnlineTask(RanksTask):
         completed first, and all of its completions are trained, so that the step is as large as one may be."""
         if "samples" in data:
             return data
+        keys = [(self.recipe.train.seed, number) for number in range(len(data["prompts"]))]
+        self._weigh_in(0)
         with self._acting():
-            keys = [(self.recipe.train.seed, number) for number in range(len(data["prompts"]))]
-            self._weigh_in(0)
             samples = samples_of(self._drawer.draw(data["prompts"], keys, 0))
         samples.used[:] = samples.counted[:] = True
         signs = 1.0 - 2.0 * (torch.arange(len(samples.used)) % 2)
@@ -368,11 +359,18 @@ class OnlineTask(RanksTask):
 
     # ------------------------------------------------------------------ evaluation
 
+    def _now(self) -> int:
+        """Version of the weights as they are now."""
+        return 0 if self._done is None else self._done // self._per_step + 1
+
+    def before_evaluation(self) -> None:
+        self._weigh_in(self._now())
+
     @torch.no_grad()
     def predict(self, batch: Batch) -> Predicted:
         """The answers of the model to the prompts, judged."""
-        version = 0 if self._done is None else self._done // self._per_step + 1
-        self._weigh_in(version)
+        version = self._now()
+        self._weigh_in(version)  # which it has been by now, but where an export tries the model
         keys = [(self.recipe.train.seed, EVALUATION, number) for number in batch.indices]
         drawn = self._judge.draw(batch.data["prompts"], keys, version)
         return Predicted([evaluation.judged(one, self.processing.tokenizer) for one in drawn])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -50,6 +50,11 @@ class Completion:
 class Weights(Protocol):
     """Where an engine that does not share the trainer's memory gets new weights from."""
 
+    @property
+    def model(self) -> Any:
+        """What is trained: a transformers model, or PEFT's around it."""
+        ...
+
     def save_pretrained(self, directory: Path) -> None:
         """Write the model or its adapter in the format of its own ecosystem."""
         ...
@@ -57,7 +62,12 @@ class Weights(Protocol):
 
 class Engine(Protocol):
     """Draws completions. What it draws for a prompt depends on the weights, the prompt, the sampling and the seed, and
-    not on what else is asked."""
+    not on what else is asked.
+
+    Each process of a training has its own, and asks for completions of its own prompts."""
+
+    gathers: Literal["nothing", "first", "every"]
+    """Which processes of a training hold whole weights during `update`."""
 
     def generate(
         self, prompts: Sequence[np.ndarray], sampling: Sampling, seeds: Sequence[Sequence[int]]
@@ -72,5 +82,6 @@ class Engine(Protocol):
         ...
 
     def update(self, version: int, weights: Weights) -> None:
-        """From now on complete with the weights as they are now, which are called `version`."""
+        """From now on complete with the weights as they are now, which are called `version`; all processes of a
+        training do this together."""
         ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ class LocalEngine:
         batch: most completions that are drawn at a time; the keys and values of so many have to fit into memory.
     """
 
+    gathers: Literal["nothing", "first", "every"] = "nothing"
+
     def __init__(self, causal: Any, head: Head, batch: int):
         self.causal, self.head, self.batch, self.version = causal, head, batch, 0
         known = signature(causal.get_decoder().forward).parameters
@@ -43,30 +45,12 @@ class LocalEngine:
         self, prompts: Sequence[np.ndarray], sampling: Sampling, seeds: Sequence[Sequence[int]]
     ) -> list[list[Completion]]:
         found: list[list[Completion]] = [[] for _ in prompts]
-        for part in self._parts(prompts, seeds):
+        for part in parts(prompts, seeds, self.batch):
             rows = [(number, seed) for number, of in part for seed in of]
             made = self._together([prompts[number] for number, _ in part], [len(of) for _, of in part], rows, sampling)
             for (number, _), completion in zip(rows, made, strict=True):
                 found[number].append(completion)
         return found
-
-    def _parts(
-        self, prompts: Sequence[np.ndarray], seeds: Sequence[Sequence[int]]
-    ) -> Iterator[list[tuple[int, Sequence[int]]]]:
-        """Prompts with seeds that are completed together, those of similar lengths; a prompt with more completions than
-        fit comes several times."""
-        part: list[tuple[int, Sequence[int]]] = []
-        room = self.batch
-        for number in sorted(range(len(prompts)), key=lambda one: len(prompts[one])):
-            left = seeds[number]
-            while len(left):
-                if room == 0 or (part and room < len(left) <= self.batch):
-                    yield part
-                    part, room = [], self.batch
-                part.append((number, left[:room]))
-                left, room = left[room:], room - len(part[-1][1])
-        if part:
-            yield part
 
     def _together(
         self, prompts: list[np.ndarray], repeats: list[int], rows: list[tuple[int, int]], sampling: Sampling
@@ -125,6 +109,25 @@ class LocalEngine:
             sampling.max_new_tokens if positions is None else max(1, positions - len(prompt) + 1) for prompt in prompts
         ]
         return torch.tensor(rooms).clamp(max=sampling.max_new_tokens)
+
+
+def parts(
+    prompts: Sequence[np.ndarray], seeds: Sequence[Sequence[int]], most: int
+) -> Iterator[list[tuple[int, Sequence[int]]]]:
+    """Prompts, by number, with seeds that are completed together, at most so many, those of similar lengths; a prompt
+    with more completions than fit comes several times."""
+    part: list[tuple[int, Sequence[int]]] = []
+    room = most
+    for number in sorted(range(len(prompts)), key=lambda one: len(prompts[one])):
+        left = seeds[number]
+        while len(left):
+            if room == 0 or (part and room < len(left) <= most):
+                yield part
+                part, room = [], most
+            part.append((number, left[:room]))
+            left, room = left[room:], room - len(part[-1][1])
+    if part:
+        yield part
 
 
 class _Rows:

@@ -34,7 +34,23 @@ class Said:
 
 
 class OtherWeights(ServerError):
-    """The server does not have the weights that were asked for."""
+    """The server does not have the weights that were asked for.
+
+    Args:
+        has: name of those that it has, if it says.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        where: object = None,
+        has: str | None = None,
+        given: object = None,
+        expected: object = None,
+    ):
+        super().__init__(problem, where=where, given=has if given is None else given, expected=expected)
+        self.has = has
 
 
 class Server(Protocol):
@@ -44,6 +60,10 @@ class Server(Protocol):
 
     def load(self, folder: Path, name: str, is_adapter: bool, timeout: float) -> None:
         """Take the model or adapter of a folder that the server can read, and call it `name`."""
+        ...
+
+    def adopt(self, name: str, is_adapter: bool) -> None:
+        """Go on with what another process has had it load under this name."""
         ...
 
     def complete(self, prompt: Sequence[int], sampling: Sampling, seed: int, name: str) -> Said:
@@ -102,9 +122,15 @@ class Vllm:
                 self._forget(before)
             return
         request = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        self._adapter = None
         self.client.post("/collective_rpc", request, timeout)
         self.client.post("/reset_prefix_cache", {}, timeout)  # keys and values of the weights before
         self.client.post("/update_weight_version", {"new_version": name})
+
+    def adopt(self, name: str, is_adapter: bool) -> None:
+        before, self._adapter = self._adapter, name if is_adapter else None
+        if before is not None:
+            self._forget(before)
 
     def _forget(self, name: str) -> None:
         with contextlib.suppress(ServerError):  # one that was started again never had it
@@ -131,10 +157,12 @@ class Vllm:
         return self._model
 
     def _check(self, name: str) -> None:
+        if self._adapter is not None:  # such a vLLM need not know /weight_info
+            raise OtherWeights("it has another adapter", where=self.client.url, has=self._adapter, expected=name)
         told = self.client.get("/weight_info")
         has = told.get("weight_version") if isinstance(told, dict) else None
         if has != name:
-            raise OtherWeights("the server has other weights", where=self.client.url, given=has, expected=name)
+            raise OtherWeights("the server has other weights", where=self.client.url, has=has, expected=name)
 
     def _ask(self, prompt: Sequence[int], sampling: Sampling, seed: int, model: str) -> dict[str, Any]:
         request = {
@@ -222,6 +250,11 @@ class Sglang:
         body = {"model_path": str(folder), "weight_version": name}
         self._done(self.client.post("/update_weights_from_disk", body | {"flush_cache": True}, timeout))
 
+    def adopt(self, name: str, is_adapter: bool) -> None:
+        before, self._adapter = self._adapter, name if is_adapter else None
+        if before is not None:
+            self._forget(before)
+
     def _done(self, told: Any) -> None:
         if not isinstance(told, dict) or told.get("success") is not True:
             raise ServerError("the server did not take the weights", where=self.client.url, given=f"{told!r:.300}")
@@ -254,7 +287,7 @@ class Sglang:
             raise ServerError("not a completion of SGLang", where=self.client.url, given=f"{found!r:.200}")
         if not is_adapter and meta.get("weight_version") != name:
             has = meta.get("weight_version")
-            raise OtherWeights("the server has other weights", where=self.client.url, given=has, expected=name)
+            raise OtherWeights("the server has other weights", where=self.client.url, has=has, expected=name)
         if meta.get("prompt_tokens") not in (None, len(prompt)):
             raise ServerError("the server has changed the prompt", where=self.client.url, given=meta["prompt_tokens"])
         pairs = meta.get("output_token_logprobs") or []

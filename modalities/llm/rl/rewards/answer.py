@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -85,6 +85,17 @@ class Scores:
     errors: tuple[Failure, ...] = ()
 
 
+class Judging(Protocol):
+    """All rewards of a recipe together."""
+
+    names: Sequence[str]
+    """Of the rewards, in order."""
+
+    def score(self, answers: Sequence[Answer]) -> Scores:
+        """The weighted sum for each answer, and each reward alone."""
+        ...
+
+
 Scorer = Callable[[Sequence[Answer]], Sequence["float | Unscored | None"]]
 """A reward: the answers of a batch -> a score of each, or why it has none."""
 
@@ -143,9 +154,14 @@ def combine(named: Iterable[tuple[str, float, Scorer]], answers: Sequence[Answer
         by_name[name] = values
         if weight:
             total = total + weight * values
-    if errors:
-        logger.warning("%d scores of %d answers are missing, such as %s", len(errors), len(answers), errors[0])
+    tell(errors, len(answers))
     return Scores(total, by_name, tuple(errors))
+
+
+def tell(errors: Sequence[Failure], number: int) -> None:
+    """Warn of scores that are missing of so many answers."""
+    if errors:
+        logger.warning("%d scores of %d answers are missing, such as %s", len(errors), number, errors[0])
 
 
 def _found(scorer: Scorer, answers: Sequence[Answer]) -> Sequence[float | Unscored | None]:

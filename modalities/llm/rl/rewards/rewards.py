@@ -36,11 +36,7 @@ class Rewards:
 
     def __init__(self, sections: Sequence[RewardSection]):
         self._named = [(section.label, section.weight, _scorer(section)) for section in sections]
-
-    @property
-    def names(self) -> list[str]:
-        """Of the rewards, in order."""
-        return [name for name, _, _ in self._named]
+        self.names: Sequence[str] = [name for name, _, _ in self._named]
 
     def score(self, answers: Sequence[Answer]) -> Scores:
         """The weighted sum for each answer, and each reward alone. An error, a time-out, a None or a number that is not

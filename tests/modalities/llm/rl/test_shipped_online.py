@@ -15,12 +15,13 @@ from luthier.common.evaluation.saved import evaluate_checkpoint
 from luthier.common.training.run import train
 
 QUICK = ("llm/grpo-tools", "llm/ppo")
-OTHERS = ("llm/grpo", "llm/dapo", "llm/gspo", "llm/rloo", "llm/reinforce-plus-plus", "llm/grpo-server")
+OTHERS = ("llm/grpo", "llm/dapo", "llm/gspo", "llm/rloo", "llm/reinforce-plus-plus", "llm/grpo-server", "llm/grpo-ray")
 NAMES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 
 def small(name: str, model: Path, rows: Path, output: Path, *more: str) -> Any:
-    limited = ["rewards.1.max_length=8", "rewards.1.cache=4"] if name == "llm/dapo" else []
+    short = "rewards=[{kind: number, by: last_number}, {kind: overlong, max_length: 8, cache: 4}]"
+    limited = [short] if name == "llm/dapo" else []
     return reading.load(
         name,
         [f"model.path={model}", f"data.train={rows}", f"data.validation={rows}", "data.workers=0",
@@ -43,6 +44,10 @@ def test_a_shipped_recipe_trains_stops_resumes_and_is_evaluated(
     if name == "llm/grpo-server":
         place = request.getfixturevalue("serve")("vllm", str(model), "--logprobs-mode", "processed_logprobs")
         more = [f"rollout.engine.urls=['{place.url}']"]
+    if name == "llm/grpo-ray":
+        pytest.importorskip("ray")
+        more = [f"rollout.placement.{one}" for one in ("address=local", "engines.gpus=0", "engines.cpus=0.5",
+                                                       "rewards.number=2", "rewards.cpus=0.5")]  # fmt: skip
     recipe = small(name, model, rows, tmp_path / "run", *more)
     assert train(recipe, [stop_before(2)]).stopped_by == signal.SIGTERM
     assert train(recipe).stopped_by == 0
