@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 NEMO := .venv-nemo
 KILLS ?= 200
 
-.PHONY: help install nemo demo test test-nemo test-all faults lint lock bench bench-compare clean
+.PHONY: help install nemo demo test test-nemo test-all faults lint lock bench bench-gpu bench-compare clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -32,8 +32,8 @@ demo: install ## make speech, train a small Whisper on it, show what it learned 
 test: install ## the default tests, in two processes of one thread each
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-nemo: nemo ## the default tests with the Lightning that NeMo is bound to, and those of NeMo
-	OMP_NUM_THREADS=1 $(NEMO)/bin/python -m pytest -n 2 --dist loadfile
+test-nemo: nemo ## the default tests with the Lightning that NeMo is bound to, and those of NeMo; TESTS="tests/..." names some
+	OMP_NUM_THREADS=1 $(NEMO)/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 test-all: install ## with the slow tests, and those on the real data beside the clone
 	$(BIN)/python -m pytest -m 'not gpu'
@@ -49,6 +49,9 @@ lint: install ## formatting, lint, types
 bench: install ## speed and memory beside the native trainers; ONLY="asr sft" names some
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[bench]'
 	$(BIN)/python tests/benchmarks/bench.py --only $(ONLY)
+
+bench-gpu: install ## published sizes on a GPU, in under 8 minutes: speed, and share of what the device can do
+	$(BIN)/python tests/benchmarks/bench.py --only gpu
 
 bench-compare: install ## which ratios fell: BEFORE=old.json AFTER=benchmarks.json
 	$(BIN)/python tests/benchmarks/bench.py --compare $(BEFORE) $(or $(AFTER),benchmarks.json)

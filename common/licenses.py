@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .secrets import distinct, named
+
 if TYPE_CHECKING:
     from .recipe import Recipe
 
@@ -97,42 +99,36 @@ def verdict(stated: Mapping[str, str | None]) -> Verdict:
     Args:
         stated: of each work, by its name; None: none is stated.
     """
-    named = {work: (license or UNKNOWN).lower() for work, license in stated.items()}
-    known = {work: LICENSES[license] for work, license in named.items() if license in LICENSES}
-    unknown = [f"{work} ({named[work]})" for work in named if work not in known]
+    names = {work: (license or UNKNOWN).lower() for work, license in stated.items()}
+    known = {work: LICENSES[name] for work, name in names.items() if name in LICENSES}
+    unknown = [f"{work} ({name})" for work, name in names.items() if work not in known]
     forbidding = [work for work, one in known.items() if not one.derivatives]
     unpaid = [work for work, one in known.items() if not one.commercial]
-    same = {named[work] for work, one in known.items() if one.same}
+    same = {names[work] for work, one in known.items() if one.same}
+    clash = len(same) > 1 or (bool(unpaid) and any(LICENSES[name].commercial for name in same))
     lines = [f"Of these it is not known what they permit: {', '.join(unknown)}."] if unknown else []
     lines += [f"No changed work may be passed on, by the license of: {', '.join(forbidding)}."] if forbidding else []
     lines += [f"No commercial use, by the license of: {', '.join(unpaid)}."] if unpaid else []
     lines += [f"To be passed on under the same license: {', '.join(sorted(same))}."] if same else []
-    if len(same) > 1:
-        lines.append("These licenses each ask for themselves and contradict one another.")
+    if clash:
+        lines.append("What these licenses ask for contradicts one another.")
     lines += [f"{work}: {one.note}." for work, one in known.items() if one.note]
     credited = [work for work, one in known.items() if one.named]
     lines += [f"To be named as sources: {', '.join(credited)}."] if credited else []
-    usable = False if forbidding or len(same) > 1 else None if unknown else True
-    return Verdict(named, tuple(lines), usable, _output(named, same, unknown))
+    usable = False if forbidding or clash else None if unknown else True
+    return Verdict(names, tuple(lines), usable, "other" if unknown or clash else _output(set(names.values()), same))
 
 
-def _output(named: Mapping[str, str], same: set[str], unknown: list[str]) -> str:
-    if len(same) == 1 and not unknown:
-        return next(iter(same))
-    every = set(named.values())
-    return next(iter(every)) if len(every) == 1 and not unknown else "other"
+def _output(every: set[str], same: set[str]) -> str:
+    if len(every) == 1:
+        return next(iter(every))
+    return next(iter(same)) if same and not any(LICENSES[name].note for name in every - same) else "other"
 
 
 def of(recipe: Recipe) -> Verdict:
     """What follows for a model that a recipe trains, from what its base and its training data state."""
-    base = named(recipe.model.path)
-    works = {base: stated_by(recipe.model.path)}
-    return verdict(works | {source.label: stated_by(source.path) for source in recipe.data.train})
-
-
-def named(path: str) -> str:
-    """A path of this machine by its last part; a hub name as it is."""
-    return Path(path).name if Path(path).is_absolute() else path
+    base = (named(recipe.model.path), stated_by(recipe.model.path))
+    return verdict(distinct([base, *((source.label, stated_by(source.path)) for source in recipe.data.train)]))
 
 
 def stated_by(place: str) -> str | None:

@@ -14,6 +14,9 @@ from torch import nn
 
 from .errors import ModelError, missing_extra
 
+BYTES = 0.516
+"""Bytes of a weight, with its doubly quantised scale (the paper's 4.127 bits)."""
+
 
 def settings(precision: str, adapts: bool) -> dict[str, Any]:
     """What `transformers.BitsAndBytesConfig` is made of.

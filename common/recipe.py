@@ -308,6 +308,9 @@ class TrackSection(Section):
     """Name of the run there; default: the last two parts of the output's path."""
     uri: str | None = None
     """Address of the MLflow server; default: the variable MLFLOW_TRACKING_URI, else a database in the run's folder."""
+    estimate: str | None = None
+    """File of `luthier estimate --json`: the speed of the first steps replaces the one that is assumed there, and a run
+    that is over 2 times slower or faster says so."""
 
 
 class Recipe(Section):

@@ -156,6 +156,9 @@ class Task(LightningModule, ABC):
         """Called once before a training, on all ranks, with the checked examples of all its sets and the folder of the
         run: for what can be computed once instead of in each step."""
 
+    def before_evaluation(self) -> None:
+        """Called before each evaluation, on all ranks, while the weights are still as the strategy holds them."""
+
     def samples(self, records: Sequence[Any], number: int) -> list[dict[str, Any]]:
         """A few predictions in a form for reading."""
         return []
@@ -264,6 +267,11 @@ class Task(LightningModule, ABC):
         """A zero that reaches every trained parameter, so that all ranks run the same backward pass."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return torch.stack([parameter.flatten()[0] * 0.0 for parameter in parameters]).sum()
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        # Lightning does so only after the next forward pass, so that they would lie beside all that this keeps.
+        self.optimizer_zero_grad(epoch, batch_idx, self.trainer.optimizers[0])
 
     def configure_gradient_clipping(
         self,

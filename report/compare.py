@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +12,13 @@ from rich.table import Table
 
 from ..common.console import console
 from . import tables
-from .intervals import SHARE, Difference, paired
+from .intervals import DRAWS, SHARE, Difference, paired
 from .runs import Curve, Run, plain
 
 BLOCKS = 20
 """Stretches of a curve whose mean differences are compared with each other."""
+FINE = 100
+"""Draws for each metric at least: of fewer than 40 no p is below 5 % shared out among the metrics."""
 CURVES = ("train/loss", "validation/loss")
 
 
@@ -126,7 +129,8 @@ def _paired(one: Run, other: Run) -> tuple[str | None, dict[str, Difference]]:
         return f"{' and '.join(without)} kept no results of single examples", {}
     if first.where != second.where:
         return "the runs were evaluated on different examples", {}
-    return None, paired(first.parts, second.parts)
+    names = first.parts.keys() & second.parts.keys()
+    return None, paired(first.parts, second.parts, max(DRAWS, FINE * len(names)))
 
 
 def _verdicts(one: Run, other: Run, found: dict[str, Difference], tolerance: float) -> dict[str, Verdict]:
@@ -135,8 +139,11 @@ def _verdicts(one: Run, other: Run, found: dict[str, Difference], tolerance: flo
     verdicts = {}
     for name in [name for name in first if name in second and name not in tables.COUNTS]:
         values = first[name], second[name]
-        beyond = abs(values[1] - values[0]) > tolerance * max(abs(values[0]), abs(values[1]))
         difference = found.get(name)
+        if any(map(math.isnan, values)):  # one that is no number beside one that is differs for certain
+            verdicts[name] = Verdict(*values, difference, not all(map(math.isnan, values)))
+            continue
+        beyond = abs(values[1] - values[0]) > tolerance * max(abs(values[0]), abs(values[1]))
         # Beside metrics that can be judged, those that can't are only told.
         significant = not found if difference is None else difference.p < (1 - SHARE) / len(found)
         verdicts[name] = Verdict(*values, difference, beyond and significant)

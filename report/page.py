@@ -18,7 +18,7 @@ from .samples import samples
 
 POINTS = 1200
 """Points of a curve on a page; of a longer one each is the mean of several."""
-FIRST = ("train/loss", "validation/loss", "train/learning_rate", "train/gradient_norm")
+FIRST = ("train/loss", "train/reward", "validation/loss", "train/learning_rate", "train/gradient_norm")
 """Curves that are shown at once, with the deciding metric; the others are folded away."""
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2", "1 4", "14 3 2 3 2 3")
 

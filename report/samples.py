@@ -52,6 +52,11 @@ class Samples:
     rest: list[dict[str, Any]] = field(default_factory=list)
     rollouts: list[tuple[int, str, list[dict[str, Any]]]] = field(default_factory=list)
 
+    @property
+    def compared(self) -> bool:
+        """Whether a text is shown against its reference."""
+        return any("reference" in card.facts for card in self.texts)
+
     def __bool__(self) -> bool:
         return bool(self.texts or self.pictures or self.found or self.rest or self.rollouts)
 
@@ -65,7 +70,8 @@ def samples(run: Run, media: Media) -> Samples:
         newest = step == run.samples[-1][0]
         for number, sample in enumerate(kept[:MOST]):
             if "picture" in sample:
-                title = str(sample.get("prompt", number))
+                beside = f" (left: {sample['left']})" if "left" in sample else ""
+                title = f"{sample.get('prompt', number)}{beside}"
                 file = run.folder / "samples" / Path(str(sample["picture"])).name
                 pictures.setdefault(title, []).insert(0, (step, media.file(file)))
             elif "hypothesis" in sample or "answer" in sample:

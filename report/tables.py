@@ -12,6 +12,7 @@ import numpy as np
 
 from ..common.checkpoint.directory import MANIFEST, sha256
 from ..common.evaluation.each import Table
+from ..common.secrets import distinct
 from .intervals import intervals
 from .runs import Run, differing, plain
 
@@ -93,11 +94,11 @@ def versions(runs: Sequence[Run]) -> list[tuple[str, list[Any], bool]]:
 
 def hashes(run: Run) -> dict[str, str | None]:
     """SHA-256 of each file of data, by set and name, and of the base model."""
-    found = {
-        f"{name}: {Path(path).name}": digest
+    found = distinct(
+        (f"{name}: {Path(path).name}", digest)
         for name, facts in (run.record.get("data") or {}).items()
         for path, digest in (facts.get("sha256") or {}).items()
-    }
+    )
     model = run.record.get("model") or {}
     return {**found, "model": model.get("sha256") or model.get("path")}
 

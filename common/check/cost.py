@@ -7,6 +7,7 @@ import shutil
 from ..checkpoint.save import estimate
 from ..console import duration
 from ..errors import LuthierError
+from .checklist import NotApplicable
 from .subject import Subject, beside
 
 TIGHT = 0.95
@@ -15,6 +16,8 @@ TIGHT = 0.95
 
 def memory(subject: Subject) -> tuple[None, str]:
     """The peak of the short training, optimizer included, against what was free before the model was loaded."""
+    if subject.used is None:
+        raise NotApplicable("the short training did not run to its end")
     shown = f"{subject.used / 1e9:.2f} GB at the peak of the short training, {subject.room / 1e9:.1f} GB were free"
     if subject.used > TIGHT * subject.room:
         raise LuthierError(

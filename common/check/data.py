@@ -13,6 +13,7 @@ from ..console import progress
 from ..data.collect import Collected
 from ..data.plan import Plan
 from ..errors import DataError, LuthierError
+from ..inspect.statistics import padding
 from ..training import data
 from .checklist import NotApplicable
 from .subject import Subject, largest
@@ -84,9 +85,6 @@ def planned(subject: Subject) -> tuple[Plan, str]:
     """The batches of the training."""
     recipe = subject.recipe
     plan = data.plan(recipe, subject.given, subject.processing, 1, recipe.train.accumulate)
-    real = padded = 0.0
-    for batch in plan.batches():
-        real, padded = real + plan.costs[list(batch.indices)].sum(), padded + plan.cost(batch)
     if recipe.optim.warmup >= 1 and recipe.optim.warmup >= plan.steps:
         raise LuthierError(
             "the warm-up is as long as the training, so the learning rate is never reached",
@@ -95,7 +93,7 @@ def planned(subject: Subject) -> tuple[Plan, str]:
             do="give a share, such as optim.warmup=0.1, or train longer",
         )
     subject.plan = plan
-    return plan, f"{plan.steps} optimizer steps of {plan.per_step} batches; {1 - real / padded:.0%} padding"
+    return plan, f"{plan.steps} optimizer steps of {plan.per_step} batches; {padding(plan):.0%} padding"
 
 
 def carries(subject: Subject) -> tuple[None, str]:

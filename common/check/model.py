@@ -7,14 +7,15 @@ from pathlib import Path
 from .. import strategies
 from ..errors import LuthierError, ModelError
 from ..evaluation.saved import device
+from ..quantized import BYTES
 from ..recipe import Recipe
 from ..seeding import seed_everything
 from ..task import Task
 from . import memory
 from .subject import Subject
 
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.nemo")
-"""Names of files that hold weights."""
+WEIGHTS = ("*.safetensors", "*.nemo", "*.bin", "*.pt", "*.pth")
+"""Names of files that hold weights; where there are several kinds, they hold the same ones, and the first is read."""
 
 
 def strategy(recipe: Recipe, task: Task | None = None) -> tuple[bool, str]:
@@ -26,13 +27,13 @@ def strategy(recipe: Recipe, task: Task | None = None) -> tuple[bool, str]:
 def fits(subject: Subject) -> tuple[None, str]:
     """Whether the weights alone have room in memory, asked before they are loaded: afterwards the system would answer
     by killing the process."""
-    place = Path(subject.recipe.model.path)
-    files = [file for pattern in WEIGHTS for file in place.rglob(pattern)] if place.is_dir() else []
-    size = sum(file.stat().st_size for file in files)
+    size = sum(file.stat().st_size for file in _weights(Path(subject.recipe.model.path)))
+    if getattr(subject.recipe.model, "quantization", "none") != "none":
+        size = int(size * BYTES / 2)  # of files in 16 bits
     subject.room = memory.free(device(subject.recipe))
     memory.restart(device(subject.recipe))
     subject.base = memory.used(device(subject.recipe))
-    shown = f"{size / 1e9:.2f} GB of weights on disk, {subject.room / 1e9:.1f} GB of memory free"
+    shown = f"{size / 1e9:.2f} GB of weights, {subject.room / 1e9:.1f} GB of memory free"
     if size > subject.room:
         raise LuthierError(
             "not enough memory for the weights",
@@ -42,6 +43,14 @@ def fits(subject: Subject) -> tuple[None, str]:
             "`luthier estimate` says what fits",
         )
     return None, shown
+
+
+def _weights(place: Path) -> list[Path]:
+    """The files of a model's weights; none of a name on the hub."""
+    if place.is_file():
+        return [place]
+    kinds = (list(place.rglob(pattern)) for pattern in WEIGHTS)
+    return next((files for files in kinds if files), [])
 
 
 def load(subject: Subject) -> tuple[Task, str]:

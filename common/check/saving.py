@@ -34,7 +34,12 @@ def reloaded(subject: Subject, folder: Path) -> tuple[Task, str]:
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     again = subject.kind(subject.recipe, folder)
     loaded = dict(again.named_parameters())
+    trained = {name: parameter for name, parameter in task.named_parameters() if parameter.requires_grad}
+    if missing := [name for name in trained if name not in loaded]:
+        raise CheckpointError("a trained parameter is not there after saving and loading", where=missing[0])
     for name, parameter in task.named_parameters():
+        if ".original_module." in name:  # what PEFT trains a copy of; a new head is drawn anew, and is not used
+            continue
         if name in loaded and not torch.equal(parameter.detach().cpu(), loaded[name].detach()):
             raise CheckpointError("a parameter is not the same after saving and loading", where=name)
     return again, f"{size / 1e6:.1f} MB"

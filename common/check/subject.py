@@ -12,6 +12,7 @@ from typing import Any
 from ..data.collect import Collected
 from ..data.plan import Plan, Planned
 from ..data.processing import Batch, PlannedData
+from ..errors import LuthierError
 from ..recipe import Recipe
 from ..task import Task
 
@@ -31,7 +32,7 @@ class Subject:
         seconds: of a forward and backward pass of the largest batch.
         room: bytes of memory that were free before the model was loaded.
         base: bytes in use then.
-        used: bytes in use since then at most, without those.
+        used: bytes in use since then at most, without those; None before the short training.
     """
 
     recipe: Recipe
@@ -44,7 +45,7 @@ class Subject:
     seconds: float | None = None
     room: int = 0
     base: int = 0
-    used: int = 0
+    used: int | None = None
 
     @property
     def given(self) -> Collected:
@@ -64,9 +65,20 @@ def largest(plan: Plan) -> Planned:
 
 @contextmanager
 def beside(recipe: Recipe) -> Iterator[Path]:
-    """A temporary folder on the file system of the output."""
+    """A temporary folder on the file system of the output.
+
+    Raises:
+        LuthierError: nothing can be written there.
+    """
     place = Path(recipe.output).expanduser().absolute()
     while not place.is_dir():
         place = place.parent
-    with tempfile.TemporaryDirectory(dir=place, prefix=".luthier-check-") as folder:
-        yield Path(folder)
+    try:
+        folder = tempfile.TemporaryDirectory(dir=place, prefix=".luthier-check-")
+    except OSError as error:
+        raise LuthierError(
+            "nothing can be written where the run is to go", where="output", given=f"{place}: {error.strerror}",
+            do="set output to a folder of your own",
+        ) from error  # fmt: skip
+    with folder as path:
+        yield Path(path)

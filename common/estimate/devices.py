@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -63,7 +63,10 @@ def find(name: str | None) -> Device:
         LuthierError: it is not in the table.
     """
     if name is None:
-        name = _here()
+        found = find(_here())
+        if found.name == "cpu":
+            return found
+        return replace(found, memory=float(torch.cuda.get_device_properties(0).total_memory))
     if name == "cpu":
         speed = _speed()
         return Device("cpu", speed, speed, float(psutil.virtual_memory().total))

@@ -7,7 +7,7 @@ What a library would read from files is made from the configuration alone; its t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -61,19 +61,29 @@ class Hollow:
 def hollow() -> Iterator[Hollow]:
     """Within it, models of transformers and diffusers are made without their weights."""
     made = Hollow()
+    with from_configuration("meta", made.empty):
+        yield made
+
+
+@contextmanager
+def from_configuration(device: str, finish: Callable[[Any], Any] = lambda model: model) -> Iterator[None]:
+    """Within it, models of transformers and diffusers are made from their configuration alone, on a device, with the
+    weights of a model that has learned nothing; `finish` gives the model that is handed out."""
     with ExitStack() as patches:
         if find_spec("transformers"):
             from transformers import PreTrainedModel
 
-            patches.enter_context(patch.object(PreTrainedModel, "from_pretrained", classmethod(_transformer(made))))
+            transformer: Any = _transformer(device, finish)
+            patches.enter_context(patch.object(PreTrainedModel, "from_pretrained", classmethod(transformer)))
         if find_spec("diffusers"):
             from diffusers import ModelMixin
 
-            patches.enter_context(patch.object(ModelMixin, "from_pretrained", classmethod(_diffuser(made))))
-        yield made
+            diffuser: Any = _diffuser(device, finish)
+            patches.enter_context(patch.object(ModelMixin, "from_pretrained", classmethod(diffuser)))
+        yield
 
 
-def _transformer(hollows: Hollow) -> Any:
+def _transformer(device: str, finish: Callable[[Any], Any]) -> Any:
     def made(kind: Any, path: Any, *_: Any, config: Any = None, **options: Any) -> Any:
         from transformers import GenerationConfig, PretrainedConfig
 
@@ -83,23 +93,23 @@ def _transformer(hollows: Hollow) -> Any:
         given = {name: options[name] for name in ("dtype", "attn_implementation") if options.get(name) is not None}
         if "dtype" not in given and options.get("torch_dtype") is not None:
             given["dtype"] = options["torch_dtype"]
-        with torch.device("meta"):
+        with torch.device(device):
             model = kind._from_config(config, **given)
         if model.can_generate():
             try:
                 model.generation_config = GenerationConfig.from_pretrained(path)
             except OSError:
                 model.generation_config = GenerationConfig.from_model_config(config)
-        return hollows.empty(model).eval()
+        return finish(model).eval()
 
     return made
 
 
-def _diffuser(hollows: Hollow) -> Any:
+def _diffuser(device: str, finish: Callable[[Any], Any]) -> Any:
     def made(kind: Any, path: Any, **options: Any) -> Any:
         place = {"subfolder": options["subfolder"]} if options.get("subfolder") else {}
-        with torch.device("meta"):
+        with torch.device(device):
             model = kind.from_config(kind.load_config(path, **place))
-        return hollows.empty(model.to(options.get("torch_dtype") or torch.float32)).eval()
+        return finish(model.to(options.get("torch_dtype") or torch.float32)).eval()
 
     return made

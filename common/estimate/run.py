@@ -164,6 +164,6 @@ def _time(
         highlight=False,
     )
     return {
-        "seconds": seconds, "steps": plan.steps, "operations": each * cost, "measured": measure, "basis": basis,
-        "price": paid, "price_with_tries": None if paid is None else paid * tries,
+        "seconds": seconds, "steps": plan.steps, "cost": cost, "operations": each * cost, "measured": measure,
+        "basis": basis, "price": paid, "price_with_tries": None if paid is None else paid * tries,
     }  # fmt: skip

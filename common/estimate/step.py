@@ -10,13 +10,11 @@ from torch import nn
 
 from ..check.subject import Subject, largest
 from ..evaluation.run import autocast
+from ..quantized import BYTES
 from ..recipe import Recipe
 from ..task import Task
 from .dry import Dry
 from .hollow import hollow
-
-BITS = 0.516
-"""Bytes of a weight in 4-bit NormalFloat with its doubly quantised scale (QLoRA, arXiv:2305.14314: 4.127 bits)."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def _pass(task: Task, data: Any, dry: Dry) -> int:
 
 def _bytes(tensor: torch.Tensor, recipe: Recipe) -> int:
     quantised = getattr(recipe.model, "quantization", "none") != "none" and tensor.ndim == 2
-    size = BITS if quantised and not tensor.requires_grad else tensor.element_size()
+    size = BYTES if quantised and not tensor.requires_grad else tensor.element_size()
     return int(tensor.numel() * size)
 
 

@@ -83,6 +83,7 @@ def evaluate(
     modes = {module: module.training for module in task.modules()}
     task.eval()
     try:
+        task.before_evaluation()
         with torch.no_grad(), task.gathered(), autocast(recipe.train.precision, task.device):
             records, loss = _predict(task, collected, recipe, limit, workers, progress)
             further = task.measure() if benchmarks else {}

@@ -166,7 +166,7 @@ def _found(
         near = [
             (one, other)
             for one, other in pairs(units)
-            if not set(held[one]) & set(held[other]) and (border is None or one < border <= other)
+            if (border is None or one < border <= other) and not set(held[one]) & set(held[other])
         ]
     told = [f"{names[first]} = {names[at]}" for at, first in list(same.items())[:NAMED]]
     told += [f"{names[one]} ~ {names[other]}" for one, other in (near or [])[:NAMED]]

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..errors import LuthierError
 from ..record import write_json
-from ..secrets import without_secrets
+from ..secrets import distinct, without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def begin(loggers: Iterable[Any], record: Mapping[str, Any]) -> None:
                 f"the tracker can't be opened: {str(error).strip() or type(error).__name__}",
                 where="track.loggers",
                 given=type(tracker).__name__,
-                do="log in to it or set its offline mode (WANDB_MODE=offline, SWANLAB_MODE=local), or leave it out",
+                do="log in to it or set its offline mode (WANDB_MODE=offline, SWANLAB_MODE=offline), or leave it out",
             ) from error
 
 
@@ -82,8 +82,8 @@ def facts(record: Mapping[str, Any]) -> dict[str, str]:
     known = without_secrets(record)
     found = {f"recipe/{path}": str(value) for path, value in _leaves(known.get("recipe") or {})}
     for name, report in (known.get("data") or {}).items():
-        for path, digest in (report.get("sha256") or {}).items():
-            found[f"data/{name}/{Path(path).name}/sha256"] = str(digest)
+        digests = (report.get("sha256") or {}).items()
+        found |= distinct((f"data/{name}/{Path(path).name}/sha256", str(digest)) for path, digest in digests)
         found |= {f"data/{name}/{key}": str(report[key]) for key in ("rows", "examples") if key in report}
     for name in ("model", "versions", "git"):
         found |= {f"{name}/{path}": str(value) for path, value in _leaves(known.get(name) or {})}

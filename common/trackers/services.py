@@ -140,3 +140,11 @@ class Wandb(WandbLogger):
     def log_checkpoint(self, path: Path, step: int) -> None:
         run: Any = self.experiment
         run.summary["checkpoint"] = str(path)
+
+    def finalize(self, status: str) -> None:
+        """Close the record with the training, so that the next one of this process does not write into it."""
+        super().finalize(status)
+        run: Any = self._experiment
+        if run is not None:
+            run.finish(exit_code=0 if status == "success" else 1)
+            self._experiment = None

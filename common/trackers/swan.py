@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from swanlab.integration.pytorch_lightning import (  # type: ignore[import-not-found,unused-ignore]
     SwanLabLogger,
@@ -14,13 +18,15 @@ from .services import pixels
 
 
 class SwanLab(SwanLabLogger):  # type: ignore[misc,unused-ignore]
-    """SwanLab, or its files in the run's folder with `SWANLAB_MODE=local`.
+    """SwanLab, or its files in the run's folder with `SWANLAB_MODE=offline`.
 
     Args:
         output: folder of the run.
         project: SwanLab's project.
         name: of the run there.
     """
+
+    _experiment: Any
 
     def __init__(self, output: Path, project: str, name: str):
         self.output = output
@@ -31,7 +37,8 @@ class SwanLab(SwanLabLogger):  # type: ignore[misc,unused-ignore]
         )  # fmt: skip
 
     def begin(self, facts: Mapping[str, str]) -> None:
-        keep_id(self.output, "swanlab", str(self.experiment.id))
+        with _own_interrupt():
+            keep_id(self.output, "swanlab", str(self.experiment.id))
         self.log_hyperparams(dict(facts))
 
     def log_samples(self, samples: Samples, step: int) -> None:
@@ -45,3 +52,26 @@ class SwanLab(SwanLabLogger):  # type: ignore[misc,unused-ignore]
 
     def log_checkpoint(self, path: Path, step: int) -> None:
         self.log_text("checkpoint", [str(path)], step)
+
+    def finalize(self, status: str | None = None) -> None:
+        """Close the record with the training, so that the next one of this process does not write into it."""
+        if self._experiment is None:
+            return
+        with _own_interrupt():
+            super().finalize(status)
+            if status == "success":
+                self._experiment.finish()
+        self._experiment = None
+
+
+@contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """SwanLab takes Ctrl-C for itself and closes the record at once; our run saves first, and tells it so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -54,7 +54,8 @@ class Trackio(Logger):
             {key: f"a picture ({len(v)} bytes)" if isinstance(v, bytes) else text(v) for key, v in one.items()}
             for one in samples
         ]
-        self._run.log({"samples": trackio.Table(data=rows)}, step=step)
+        table = trackio.Table(data=rows)  # type: ignore[arg-type,unused-ignore]
+        self._run.log({"samples": table}, step=step)
 
     def log_checkpoint(self, path: Path, step: int) -> None:
         self._run.log({"checkpoint": str(path)}, step=step)

@@ -27,6 +27,7 @@ from ..record import write_json, write_text
 from ..task import StepResult, Task
 from ..trackers.base import Tracker, begin, tell
 from .signals import StopSignals
+from .speed import Speed
 from .spikes import WHY, WrongSteps
 from .watch import mark
 
@@ -43,6 +44,7 @@ class AfterStep(Callback):
         evaluation: evaluates the task; None without validation data.
         output: folder of the run.
         wrong: records the steps that go wrong.
+        speed: compares the first steps with an estimate.
         report: told of each step and evaluation, for the progress line.
     """
 
@@ -54,10 +56,11 @@ class AfterStep(Callback):
         evaluation: Callable[[Task], Evaluation] | None,
         output: Path,
         wrong: WrongSteps,
+        speed: Speed,
         report: Callable[[AfterStep, Task], None],
     ):
         self.recipe, self.plan, self.saver, self.evaluation = recipe, plan, saver, evaluation
-        self.output, self.wrong, self.report = output, wrong, report
+        self.output, self.wrong, self.speed, self.report = output, wrong, speed, report
         self.position = Position(per_step=plan.per_step)
         self.signals = StopSignals()
         self.stopped_by = 0
@@ -139,11 +142,12 @@ class AfterStep(Callback):
             raise self.wrong.too_many(self.position.in_a_row, result)
 
     def _log_step(self, trainer: Trainer, task: Task) -> None:
-        now = time.monotonic()
-        self.position.seconds += now - self._clock
-        rate = task.last_step.items / max(now - self._clock, 1e-9)
-        self._clock = now
-        result = task.last_step
+        now, result = time.monotonic(), task.last_step
+        seconds, self._clock = now - self._clock, now
+        self.position.seconds += seconds
+        rate = result.items / max(seconds, 1e-9)
+        if trainer.is_global_zero:
+            self.speed(self.position.step, seconds, result.padded)
         if self.position.step % self.recipe.train.log_every == 0 or self.position.batches >= self.plan.total:
             values = {"train/loss": result.loss, "train/gradient_norm": result.norm, "train/items_per_second": rate}
             values |= {f"train/{name}": value for name, value in result.logs.items()}

@@ -26,7 +26,7 @@ from ..recipe import Recipe
 from ..seeding import seed_everything
 from ..task import Task
 from ..trackers import choose
-from . import data
+from . import data, speed
 from .after_step import AfterStep, deciding_metric
 from .inside import Inside
 from .output import Output, opened, settled
@@ -61,6 +61,7 @@ def train(
     quiet_lightning()
     kind = kinds.task(recipe.task.kind)
     deciding_metric(recipe, kind)
+    speed.refuse(recipe.track.estimate, Path(recipe.output).expanduser())
     strategies.refuse(recipe)
     set_threads(recipe)
     processing = kind.make_processing(recipe)
@@ -133,7 +134,8 @@ def _train(
     with ProgressLine(task.processing.unit) as line:
         step = before["step"] if before else 0
         wrong = WrongSteps(output.folder, plan, batches.names, step)
-        after = AfterStep(recipe, plan, saver, evaluation, output.folder, wrong, line)
+        pace = speed.Speed(recipe.track.estimate, output.folder, plan.steps)
+        after = AfterStep(recipe, plan, saver, evaluation, output.folder, wrong, pace, line)
         watching = Inside.of(recipe, after.position, output.folder, step)
         trainer = _trainer(recipe, output, plan, step, [*watching, after, *callbacks])
         sampler = PlanSampler(plan, trainer.global_rank // (recipe.train.tensor_parallel or 1))

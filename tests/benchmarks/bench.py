@@ -1,6 +1,6 @@
 """Every comparison with a native trainer, one after the other: `make bench`, or `make bench ONLY="asr sft"`.
 
-    python tests/benchmarks/bench.py [--only NAME ...] [--repeats 3] [--output benchmarks.json]
+    python tests/benchmarks/bench.py [--only NAME ...] [--repeats 3] [--output benchmarks.json] [--dry]
 
 Names are those of the results and of their groups. Each script here compares two trainers in one run; this one runs
 them and writes what they found as `{"results": [{"name", "ratio", "spread", "peak_memory_ratio", ...}]}`, after each of
@@ -42,15 +42,20 @@ class Comparison:
         script: with its arguments.
         names: result here -> name that the script gives it.
         nemo: whether it needs the environment with NeMo.
+        asked: whether it is run only where it, or its group, is named.
     """
 
     group: str
     script: tuple[str, ...]
     names: Mapping[str, str]
     nemo: bool = False
+    asked: bool = False
 
 
 FP32 = ("--settings", "fp32")
+GPU = (
+    "gpu_qwen3_0.6b", "gpu_llama3_8b_lora", "gpu_whisper_large_v3_lora", "gpu_sdxl_lora", "gpu_qwen3_1.7b",
+)  # fmt: skip
 COMPARISONS = (
     Comparison("asr", ("whisper.py",), {"whisper_dynamic": "whisper_dynamic", "whisper_full": "whisper_full"}),
     Comparison("asr", ("paraformer.py",), {"paraformer": "paraformer"}),
@@ -71,50 +76,68 @@ COMPARISONS = (
     Comparison(
         "diffusion", ("diffusion.py", "--settings", "bf16", "--steps", "2"), {"image_lora_bf16": "image_lora_bf16"}
     ),
+    Comparison(
+        "scaling",
+        ("scaling.py",),
+        {name: name for name in (f"scaling_{one}_{ranks}" for one in ("ddp", "fsdp2") for ranks in (1, 2, 4))},
+    ),
+    Comparison("gpu", ("gpu.py",), {name: name for name in GPU}, asked=True),
 )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="results or groups; default: all")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="results or groups; default: all but gpu")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
     parser.add_argument("--output", type=Path, default=Path("benchmarks.json"))
+    parser.add_argument("--dry", action="store_true", help="only say what would be run")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
     options = parser.parse_args()
     if options.compare:
         return compare(*(read(file) for file in options.compare))
+    if options.dry:
+        for comparison in chosen(options.only):
+            print(", ".join(comparison.names), ":", *command(comparison, options.repeats))
+        return 0
     failed = 0
     for comparison in chosen(options.only):
         found = run(comparison, options.repeats)
-        failed += not found
+        if missing := comparison.names.keys() - found.keys():
+            print(f"not found: {', '.join(sorted(missing))}", file=sys.stderr)
+            failed += 1
         write(options.output, {**read(options.output), **found})
-    Console().print(shown(read(options.output)))
+    Console().print(shown({name: row for name, row in read(options.output).items() if "spread" in row}))
     return 1 if failed else 0
 
 
 def chosen(only: list[str]) -> list[Comparison]:
-    """The comparisons that a list of names asks for; all, if there are none."""
+    """The comparisons that a list of names asks for; all that need no GPU, if there are none."""
     known = {name for one in COMPARISONS for name in (one.group, *one.names)}
     if wrong := set(only) - known:
         raise SystemExit(f"--only {' '.join(sorted(wrong))}: expected some of {', '.join(sorted(known))}")
-    return [one for one in COMPARISONS if not only or {one.group, *one.names} & set(only)]
+    return [one for one in COMPARISONS if {one.group, *one.names} & set(only) or not (only or one.asked)]
+
+
+def command(comparison: Comparison, repeats: int) -> list[str]:
+    """The command line of a comparison."""
+    python = str(NEMO) if comparison.nemo else sys.executable
+    script, *arguments = comparison.script
+    return [python, str(HERE / script), *arguments, "--repeats", str(repeats)]
 
 
 def run(comparison: Comparison, repeats: int) -> dict[str, dict[str, Any]]:
     """The results of a comparison, by name; none if it failed. What it prints is shown as it comes."""
-    python = str(NEMO) if comparison.nemo else sys.executable
-    script, *arguments = comparison.script
-    command = [python, str(HERE / script), *arguments, "--repeats", str(repeats)]
-    print("$", " ".join(command), file=sys.stderr, flush=True)
+    asked = command(comparison, repeats)
+    print("$", " ".join(asked), file=sys.stderr, flush=True)
     last = ""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "120"}) as process:
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "120"}) as process:
         for last in lines(process):
             print(last, file=sys.stderr, flush=True)
     if process.returncode:
-        print(f"{script}: exit {process.returncode}", file=sys.stderr)
+        print(f"{comparison.script[0]}: exit {process.returncode}", file=sys.stderr)
         return {}
     table = json.loads(last)
-    return {name: table[theirs] for name, theirs in comparison.names.items()}
+    return {name: table[theirs] for name, theirs in comparison.names.items() if theirs in table}
 
 
 def lines(process: subprocess.Popen[str]) -> Iterator[str]:
@@ -138,10 +161,13 @@ def write(file: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def compare(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> int:
-    """Print the ratios of both; 1 if one fell by over 15%."""
+    """Print the ratios of both, or the shares of the peak where there is no ratio; 1 if one fell by over 15%."""
     slower = 0
     for name in sorted(before.keys() & after.keys()):
-        old, new = before[name]["ratio"], after[name]["ratio"]
+        found = [one[name].get("ratio", one[name].get("mfu")) for one in (before, after)]
+        if None in found:
+            continue
+        old, new = found
         fell = new < (1 - SLOWER) * old
         slower += fell
         print(f"{name:20} {old:6.2f} -> {new:6.2f}  {new / old - 1:+.0%}{'  SLOWER' if fell else ''}")

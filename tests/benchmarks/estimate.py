@@ -3,13 +3,16 @@
     python tests/benchmarks/estimate.py [NAME ...] [--json FILE]
 
 Predicted: what `luthier estimate` says of the recipe, from the model's configuration. Measured: the peak of resident
-memory of `luthier train` over two optimizer steps, less what the process had before, in a process of its own, forked
-from one that has only imported the libraries. Models and data are made here by the makers of the tests' own.
+memory of `luthier train` over two optimizer steps, less what the process had before, in a process of its own that has
+trained the same once already: the first training of a process also loads the libraries, which is not the model's.
+Models and data are made here by the makers of the tests' own.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import importlib.util
 import json
 import multiprocessing
@@ -172,18 +175,20 @@ def recipe_of(kind: str, place: Path, overrides: list[str]) -> Any:
 
 
 def measured(kind: str, place: str, overrides: list[str]) -> int:
-    """Bytes that a training takes at most beside what this process has before."""
+    """Bytes that a training takes at most beside what this process has before, when it has trained once."""
     import torch
 
     from luthier.common.check import memory
     from luthier.common.training import run
 
     torch.set_num_threads(1)
-    recipe = recipe_of(kind, Path(place), overrides)
     cpu = torch.device("cpu")
+    run.train(recipe_of(kind, Path(place), [*overrides, f"output={place}/first"]))
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system
     memory.restart(cpu)
     before = memory.used(cpu)
-    run.train(recipe)
+    run.train(recipe_of(kind, Path(place), overrides))
     return memory.peak(cpu) - before
 
 
@@ -196,8 +201,10 @@ def predicted(kind: str, place: str, overrides: list[str]) -> int:
 
 
 def apart(step: Callable[..., int], *arguments: Any) -> int:
-    """The result of a function in a process of its own."""
-    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+    """The result of a function in a process of its own, forked from one that has the libraries."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "luthier.common.training.run", "peft"])
+    with context.Pool(1) as pool:
         return pool.apply(step, arguments)
 
 
@@ -222,5 +229,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # fixed, so that a freed tensor is given back at once
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
     main()

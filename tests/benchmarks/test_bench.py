@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,11 @@ from typing import Any
 
 import pytest
 
+NAMES = (
+    "whisper_dynamic", "whisper_full", "paraformer", "nemo_ctc", "sft", "sft_packing", "dpo", "grpo", "reward",
+    "mnrl_fp32", "mnrl_bf16", "rerank", "image_lora_fp32", "image_lora_bf16", "scaling_ddp_2", "scaling_fsdp2_4",
+    "gpu_llama3_8b_lora",
+)  # fmt: skip
 BENCH = Path(__file__).with_name("bench.py")
 
 
@@ -47,3 +53,43 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     assert done.returncode == 1
     for name in ("sftt", "whisper_dynamic", "image_lora_bf16", "embedding"):
         assert name in done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_chooses_its_comparison(name: str) -> None:
+    chosen = bench().chosen([name])
+    assert [name in one.names for one in chosen] == [True]
+
+
+def test_without_names_all_but_the_gpu_are_run() -> None:
+    module = bench()
+    left_out = [one.group for one in module.COMPARISONS if one not in module.chosen([])]
+    assert left_out == ["gpu"]
+
+
+def test_dry_says_what_would_be_run() -> None:
+    done = ran("--dry", "--only", "sft", "mnrl_bf16")
+    lines = done.stdout.splitlines()
+    assert [line.split(" : ")[0] for line in lines] == ["sft", "mnrl_bf16"]
+    assert lines[0].endswith("sft.py --settings fp32 --repeats 3")
+
+
+def test_each_script_finds_what_bench_asks_it_for() -> None:
+    """All scripts run in one process, with everything left out that makes data or trains."""
+    done = subprocess.run(
+        [sys.executable, str(BENCH.with_name("dry_scripts.py"))], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    module = bench()
+    asked = {name for one in module.COMPARISONS for name in one.names}
+    assert asked >= set(NAMES)
+    assert set(found) == asked
+
+
+def bench() -> Any:
+    sys.path.insert(0, str(BENCH.parent))
+    try:
+        return importlib.import_module("bench")
+    finally:
+        sys.path.remove(str(BENCH.parent))

@@ -28,6 +28,27 @@ def test_licenses_are_read_and_compared(tmp_path: Path) -> None:
     assert licenses.verdict({"base": "gpl-3.0", "rows": "cc-by-sa-4.0"}).usable is False, "each asks for itself"
     assert licenses.verdict({"base": "apache-2.0", "rows": "cc-by-sa-4.0"}).output == "cc-by-sa-4.0"
     assert licenses.verdict({"base": "mit", "rows": "mit"}).output == "mit"
+    assert licenses.verdict({"base": "llama3", "rows": "cc-by-sa-4.0"}).output == "other", "of its own"
+
+
+def test_what_has_to_stay_free_can_t_be_made_of_what_is_not() -> None:
+    """CC BY-SA 4.0, 3(b): a changed work is under the same license, which forbids no commercial use."""
+    both = licenses.verdict({"base": "cc-by-sa-4.0", "rows": "cc-by-nc-4.0"})
+    assert (both.usable, both.output) == (False, "other")
+    assert "What these licenses ask for contradicts one another." in both.lines
+    both = licenses.verdict({"base": "cc-by-nc-sa-4.0", "rows": "cc-by-nc-4.0"})
+    assert (both.usable, both.output) == (True, "cc-by-nc-sa-4.0")
+
+
+def test_works_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """Of a model and two data sets that are all called `en` none is lost."""
+    places = []
+    for name, license in (("a", "mit"), ("b", "cc-by-nd-4.0"), ("c", "cc0-1.0")):
+        (tmp_path / name).mkdir()
+        places.append(stated(tmp_path / name, "en", license))
+    found = licenses.of(recipe(*places))
+    assert found.stated == {"en": "mit", "en (2)": "cc-by-nd-4.0", "en (3)": "cc0-1.0"}
+    assert found.usable is False
 
 
 def stated(folder: Path, name: str, license: str | None) -> str:

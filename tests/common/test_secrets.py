@@ -25,7 +25,8 @@ def test_secrets_go_wherever_they_stand() -> None:
 
 def test_a_command_line_keeps_all_but_secrets() -> None:
     given = "luthier train x task.api_key=abc --hub-token abc data.train=https://me:abc@host/a.jsonl train.steps=3"
+    given += " data.batch.tokens=4096 --tokenizer path"
     told = command_without_secrets(given)
     assert "abc" not in told
-    assert "train.steps=3" in told
+    assert told.endswith("train.steps=3 data.batch.tokens=4096 --tokenizer path")
     assert "https://host/a.jsonl" in told

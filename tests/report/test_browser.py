@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from luthier.report.page import write
 
@@ -107,6 +110,37 @@ def test_a_phone_shows_all_without_moving_sideways(opened, run_at, utterances, s
     assert page.locator("h2").all_inner_texts() == [
         "Runs", "Curves", "Metrics", "Samples", "Data", "Parity of artifacts", "Environment", "Recipe",
     ]  # fmt: skip
+
+
+def test_a_phone_has_completions_and_passages_below_their_numbers(opened, run_at) -> None:
+    samples = [{"query": "what", "found 1": "0.874 + " + "a passage of some length " * 4, "found 2": "0.5 - short"}]
+    folder = run_at("a", samples=samples)
+    (folder / "rollouts").mkdir()
+    rows = [
+        {"step": 0, "where": "a:1", "prompt": "2+2", "completion": "four, I think " * 8, "reward": at / 2,
+         "reward/number": at / 2, "reward/length": 0.0, "advantage": at - 0.5, "finished": True}
+        for at in range(2)
+    ]  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows), folder / "rollouts" / "rollout-00000000.parquet")
+    phone, desk = opened(folder, width=390), opened(folder)
+    for page in (phone, desk):
+        texts = page.locator("table.stacked td.text")
+        boxes = [texts.nth(at).bounding_box() for at in range(texts.count())]
+        assert len(boxes) == 4
+        assert all(box["x"] >= 0 for box in boxes)
+        assert all(box["x"] + box["width"] <= page.viewport_size["width"] for box in boxes), "nothing is cut"
+        assert all(box["width"] >= (250 if page is phone else 190) for box in boxes), "wide enough to be read"
+    assert phone.locator("table.stacked .name >> nth=0").inner_text().strip() == "reward"
+    assert not desk.locator("table.stacked .name >> nth=0").is_visible(), "a desk has a head for each column"
+
+
+def test_a_table_of_data_has_no_row_of_one_word_a_line(opened, run_at) -> None:
+    folder = run_at("a")
+    known = json.loads((folder / "data.json").read_text())
+    known["validation"]["noted"] = {"cut at the longest length that the model takes": 3}
+    (folder / "data.json").write_text(json.dumps(known))
+    cell = opened(folder, width=390).locator("td.said >> nth=1")
+    assert cell.bounding_box()["height"] < 120
 
 
 def test_hostile_text_does_nothing(opened, run_at) -> None:

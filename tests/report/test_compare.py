@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from luthier.common.cli import app
 from luthier.common.errors import LuthierError
+from luthier.common.evaluation.each import Each
 from luthier.report.compare import compare
 from luthier.report.runs import read
 
@@ -57,6 +58,28 @@ def test_without_single_examples_that_is_said_and_the_tolerance_decides(run_at) 
     assert found.why_unpaired == "a and b kept no results of single examples"
     assert not found.differ
     assert compare(read(one), read(other), tolerance=0.001).differ
+
+
+def test_a_metric_that_is_no_number_any_more_differs(run_at) -> None:
+    one, other = run_at("a", metrics={"wer": 0.2}), run_at("b", metrics={"wer": float("nan")})
+    assert compare(read(one), read(other)).metrics["wer"].differ
+    assert not compare(read(other), read(other)).metrics["wer"].differ
+
+
+def test_among_many_metrics_one_that_is_certain_is_still_seen(run_at) -> None:
+    """Of 60 metrics one is worse for each of 50 examples: p has to fall below 0.05 / 60, which 1000 draws can't say."""
+    names = [f"m{at}" for at in range(60)]
+
+    def run(name: str, worse: float) -> Path:
+        examples = [
+            Each(f"a:{at}", {own: (at % 3 + (worse if own == "m7" else 0.0), 10.0) for own in names})
+            for at in range(50)
+        ]
+        means = {own: sum(one.parts[own][0] for one in examples) / 500 for own in names}
+        return run_at(name, examples=examples, metrics=means)
+
+    found = compare(read(run("a", 0.0)), read(run("b", 1.0)))
+    assert [name for name, one in found.metrics.items() if one.differ] == ["m7"]
 
 
 def test_other_examples_are_not_paired(run_at, utterances) -> None:

@@ -190,13 +190,13 @@ def test_a_piece_of_a_recording_is_cut_out(tmp_path: Path) -> None:
 
 
 def test_pictures_stand_in_a_row_by_step(run_at) -> None:
-    folder = run_at(samples=[{"prompt": "a circle", "picture": "step-00000040-0.png"}])
+    folder = run_at(samples=[{"prompt": "a circle", "picture": "step-00000040-0.png", "left": "the base model's"}])
     (folder / "samples" / "step-00000040-0.png").write_bytes(grey([[0.0, 1.0]]))
     (folder / "samples" / "step-00000000.json").write_text(
-        json.dumps([{"prompt": "a circle", "picture": "../run.json"}])
+        json.dumps([{"prompt": "a circle", "picture": "../run.json", "left": "the base model's"}])
     )
     ((title, steps),) = samples(read(folder), Media()).pictures
-    assert title == "a circle"
+    assert title == "a circle (left: the base model's)"
     assert [step for step, _ in steps] == [0, 40]
     assert steps[0][1] is None, "nothing from outside of the folder"
     assert steps[1][1].startswith("data:image/png;base64,")
@@ -218,6 +218,8 @@ def test_found_passages_and_completions(run_at) -> None:
     text = page(folder)
     assert "+ relevant" in text
     assert "(cut off)" in text
+    assert "Against the reference" not in text, "there are none"
+    assert "In brackets" not in text, "no results of single examples, no intervals"
 
 
 def test_a_page_has_a_bound(tmp_path: Path) -> None:

@@ -218,7 +218,8 @@ class Task(task.Task):
         shown = []
         for at, (prompt, picture) in enumerate(zip(section.prompts, self._pictures, strict=True)):
             whole = side_by_side(self._base_pictures[at], picture) if self._base_pictures else picture
-            shown.append({"prompt": prompt, "seed": section.seed + at, "picture": png(whole)})
+            left = {"left": "the base model's"} if self._base_pictures else {}
+            shown.append({"prompt": prompt, "seed": section.seed + at, "picture": png(whole), **left})
         return shown[:number]
 
     def _sampled(self) -> list[Any]:

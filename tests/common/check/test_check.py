@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from luthier.common.check import check, environment
+from luthier.common.check import check, environment, model, training
 from luthier.common.check.checklist import QUESTIONS, Checklist, NotApplicable
 from luthier.common.errors import DataError
 
@@ -122,6 +122,29 @@ def test_too_little_memory_is_found_before_the_model_is_loaded(
     found = answers(toy, tmp_path, f"model.path={model}")
     assert "not enough memory for the weights" in found["room for the weights"]["found"]
     assert "model" not in found, "the model has not been loaded"
+
+
+def test_weights_that_lie_there_twice_count_once_and_those_in_four_bits_a_quarter(tmp_path: Path) -> None:
+    for name, size in (("a.safetensors", 30), ("b.safetensors", 10), ("pytorch_model.bin", 40)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size * 10**6)  # takes no room
+    for quantization, size in (("none", "0.04 GB"), ("nf4", "0.01 GB")):
+        section = SimpleNamespace(path=str(tmp_path), quantization=quantization)
+        recipe: Any = SimpleNamespace(model=section, train=SimpleNamespace(accelerator="cpu"))
+        subject: Any = SimpleNamespace(recipe=recipe)
+        assert f"{size} of weights" in model.fits(subject)[1]
+
+
+def test_memory_is_not_judged_where_the_short_training_did_not_run(
+    toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(subject: Any) -> None:
+        raise torch.OutOfMemoryError("no room for the optimizer")
+
+    monkeypatch.setattr(training, "repeated", fails)
+    found = answers(toy, tmp_path)
+    assert found["one batch, repeated"]["state"] == "fail"
+    assert found["memory"]["state"] == "n/a"
 
 
 def test_too_little_disk_is_found(toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

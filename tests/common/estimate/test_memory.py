@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from luthier.common.errors import LuthierError
 from luthier.common.estimate import devices, memory
@@ -69,6 +72,14 @@ def test_the_mildest_change_that_fits() -> None:
 
 def test_keys_and_values_of_rollouts_count_where_they_are_more_than_a_step() -> None:
     assert memory.Memory(100, 50, 100, 400, 450, rollouts=900).total == 1100
+
+
+def test_the_device_that_is_here_has_the_memory_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=85_000_000_000))
+    found = devices.find(None)
+    assert (found.half, found.memory) == (312e12, 85e9)
 
 
 def test_an_unknown_device_is_refused_with_the_nearest() -> None:

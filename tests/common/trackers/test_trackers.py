@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ RECORD = {
         "optim": {"learning_rate": 0.1},
         "model": {"path": "https://me:hunter2@host/model", "hub_token": "hunter2"},
     },
-    "data": {"train": {"rows": 3, "examples": 2, "sha256": {"/x/a b.jsonl": "ab" * 32}}},
+    "data": {"train": {"rows": 3, "examples": 2, "sha256": {"/x/a b.jsonl": "ab" * 32, "/y/a b.jsonl": "12" * 32}}},
     "model": {"path": "x", "sha256": "cd" * 32},
     "versions": {"torch": "2"},
     "git": {"commit": "ef", "dirty": False},
@@ -69,6 +70,7 @@ def test_what_a_run_is_made_of_has_no_secrets() -> None:
     found = facts(RECORD)
     assert found["recipe/optim.learning_rate"] == "0.1"
     assert found["data/train/a b.jsonl/sha256"] == "ab" * 32
+    assert found["data/train/a b.jsonl/sha256 (2)"] == "12" * 32, "files of one name in two folders"
     assert found["data/train/rows"] == "3"
     assert found["model/sha256"] == "cd" * 32
     assert found["git/commit"] == "ef"
@@ -126,12 +128,11 @@ def test_mlflow(run) -> None:
 def test_wandb_offline(run) -> None:
     import wandb
 
-    run("wandb", 0, 2.0)
-    wandb.finish()
-    output = run("wandb", 4, 1.5)
-    name = wandb.run.id
-    wandb.finish()
-    assert name == json.loads((output / "trackers.json").read_text())["wandb"]
+    for step, loss in ((0, 2.0), (4, 1.5)):  # each in a process of its own: the service ends, and all is written
+        output = run("wandb", step, loss)
+        assert wandb.run is None, "closed with the training"
+        wandb.teardown()
+    name = json.loads((output / "trackers.json").read_text())["wandb"]
     files = sorted((output / "wandb").glob("offline-run-*/*.wandb"))
     assert [file.stem for file in files] == [f"run-{name}"] * 2, "both starts have one name"
     records = list(written(files[-1]))
@@ -167,6 +168,33 @@ def written(file: Path) -> Iterator[Any]:
         if kind in (1, 4):
             yield wandb_internal_pb2.Record.FromString(whole)
             whole = b""
+
+
+@needs("trackio")
+def test_trackio(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
+    for name in list(sys.modules):  # it reads where its database is when it is imported
+        if name.partition(".")[0] == "trackio" or name.endswith(".trackio_logger"):
+            monkeypatch.delitem(sys.modules, name)
+    run("trackio", 0, 2.0)
+    output = run("trackio", 4, 1.5)
+    from trackio.sqlite_storage import SQLiteStorage
+
+    (known,) = SQLiteStorage.get_runs("here")
+    assert known == json.loads((output / "trackers.json").read_text())["trackio"], "one record of both starts"
+    assert known.startswith("run one-")
+    rows = SQLiteStorage.get_logs("here", known)
+    assert [(one["step"], one["train/loss"]) for one in rows if "train/loss" in one] == [(1, 2.0), (5, 1.5)]
+    tables = [one["samples"] for one in rows if "samples" in one]
+    assert [row["where"] for row in tables[-1]["_value"]] == ["a:1", "a:2"]
+    assert [one["checkpoint"][-6:] for one in rows if "checkpoint" in one] == ["step-1", "step-5"]
+    config = SQLiteStorage.get_run_config("here", known)
+    assert config["recipe/optim.learning_rate"] == "0.1"
+    assert config["data/train/a b.jsonl/sha256"] == "ab" * 32
+    everything = b"".join(file.read_bytes() for file in (tmp_path / "trackio").rglob("*") if file.is_file())
+    assert b"a b.jsonl" in everything
+    assert b"hunter2" not in everything
 
 
 class Fails:

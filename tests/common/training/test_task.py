@@ -156,9 +156,14 @@ class AfterClipping(Callback):
         self.norms: list[float] = []
         self.results: list[task.StepResult] = []
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.optimizers[0].register_step_post_hook(lambda *_: self._stepped(pl_module))
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if trainer.fit_loop._should_accumulate():
-            return
+        if not trainer.fit_loop._should_accumulate():
+            assert all(parameter.grad is None for parameter in pl_module.parameters()), "free before the next forward"
+
+    def _stepped(self, pl_module: Any) -> None:
         gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
         self.norms.append(math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients)))
         self.results.append(pl_module.last_step)

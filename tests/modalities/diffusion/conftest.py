@@ -4,6 +4,7 @@ to build what is tested. Test files can't import from each other, so shared func
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ from luthier.modalities.diffusion.sampling import sampled
 
 SEED = 7
 CLIP_WIDTH = 32
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.delenv("LUTHIER_OUTPUT", raising=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
