@@ -83,7 +83,7 @@ def test_a_tuned_model(exported, outside) -> None:
     for one, other in zip(found["logits"], expected["logits"], strict=True):
         np.testing.assert_allclose(one, other, atol=1e-3)
     assert found["texts"] == found["together"] == expected["texts"]
-    assert len(set(found["texts"])) == 3
+    assert len(set(found["texts"])) > 1, "the answers depend on the prompt"
     assert all(found["texts"]), "a text that is empty proves nothing"
     assert not list(place.glob("*.safetensors")), "the weights are in the graph"
 

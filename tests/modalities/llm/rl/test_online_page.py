@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -45,5 +46,5 @@ def test_pass_at_k_and_rewards_by_slice_and_completions_on_the_page(recipe_of, t
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     for told in ("pass@3", "by topic", "Completions of its own", "advantage", "has_e"):
         assert told in text, told
-    shown = [row for row in rows if row["completion"].isalnum() and row["completion"] in text]
+    shown = [row for row in rows if len(row["completion"]) > 5 and escape(row["completion"].strip()) in text]
     assert {row["rollout"] for row in shown} == {0, 1}
