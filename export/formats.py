@@ -97,7 +97,7 @@ TARGETS: tuple[Target, ...] = (
     Target("onnx", "embedding", "onnx_texts", ("float32", "int8"), "onnxruntime", _ORT, _ONNX),
     Target("onnx", "sparse", "onnx_texts", ("float32", "int8"), "onnxruntime", _ORT, _ONNX),
     Target("onnx", "reranker", "onnx_texts", ("float32", "int8"), "onnxruntime", _ORT, _ONNX),
-    Target("onnx", "ctc", "onnx_ctc", ("float32", "int8"), "onnxruntime, sherpa-onnx",
+    Target("onnx", "ctc", "onnx_ctc", ("float32",), "onnxruntime, sherpa-onnx",
            _SHERPA.format(name='from_omnilingual_asr_ctc("{path}/model.onnx"'), _ONNX),
     Target("onnx", "speech_seq2seq", "onnx_whisper", ("float32", "int8"), "onnxruntime, sherpa-onnx",
            _SHERPA.format(name='from_whisper("{path}/encoder.onnx", "{path}/decoder.onnx"'), _ONNX),

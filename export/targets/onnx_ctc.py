@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..graph import Session, quantise
+from ..graph import Session
 from ..graph import write as write_graph
 from ..source import Source
 from .merged import WEIGHTS
@@ -57,8 +57,6 @@ def write(source: Source, directory: Path, dtype: str) -> None:
         example, axes = torch.zeros(2, 100, _width(extractor)), {0: "batch", 1: "frames"}
     whole = Whole(ctc, bool(getattr(extractor, "do_normalize", False)) and example.dim() == 2)
     write_graph(whole, {"features": example}, ["logits"], {"features": axes}, directory / FILE)
-    if dtype == "int8":
-        quantise(directory / FILE, ["MatMul", "Gemm"])
 
 
 def _width(extractor: Any) -> int:

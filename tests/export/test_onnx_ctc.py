@@ -107,18 +107,6 @@ def test_ctc_in_sherpa(exported, outside, waves) -> None:
 
 
 @pytest.mark.slow
-def test_ctc_in_8_bits(exported) -> None:
-    """The weights take less room, and the artifact is evaluated again."""
-    whole, _ = exported("asr.ctc", "onnx", *CTC)
-    place, report = exported("asr.ctc", "onnx", *CTC, dtype="int8")
-    assert report["usable"]
-    assert report["dtype"] == "int8"
-    assert report["largest_difference"] > 1e-4
-    assert report["metrics"]["wer"]["artifact"] is not None
-    assert (place / "model.onnx").stat().st_size < (whole / "model.onnx").stat().st_size
-
-
-@pytest.mark.slow
 @pytest.mark.serves("merged", "asr.ctc", "transformers")
 @pytest.mark.serves("adapter", "asr.ctc", "PEFT")
 def test_a_ctc_adapter_is_merged_and_served_alone(exported, outside, waves) -> None:
