@@ -294,3 +294,35 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         return json.loads(done.stdout.strip().splitlines()[-1])
 
     return run
+
+
+HEARING = """
+import soundfile
+waves = [soundfile.read(name, dtype="float32")[0] for name in sys.argv[2:]]
+folder = pathlib.Path(sys.argv[1])
+
+def written(recogniser):
+    texts = []
+    for wave in waves:
+        stream = recogniser.create_stream()
+        stream.accept_waveform(16000, wave)
+        recogniser.decode_stream(stream)
+        texts.append(stream.result.text.strip())
+    return texts
+"""
+
+
+@pytest.fixture(scope="session")
+def outside_hearing(outside: Callable[..., Any]) -> Callable[..., Any]:
+    """`outside_hearing(code, folder, *files)`: `outside` for code that finds an artifact's `folder`, recordings as
+    `waves`, and what a recogniser of sherpa-onnx makes of these, `written(recogniser)`."""
+    return lambda code, folder, *files: outside(HEARING + code, folder, *files)
+
+
+@pytest.fixture(scope="session")
+def same_texts() -> Callable[[list[str], list[str]], None]:
+    def check(one: list[str], other: list[str]) -> None:
+        assert one == other
+        assert sum(bool(text) for text in one) >= 2, "a text that is empty proves nothing"
+
+    return check

@@ -8,14 +8,7 @@ import pytest
 CTC = ("train.steps=120", "optim.learning_rate=5e-3")
 LORA = ("model.lora.rank=4", "model.lora.target_modules=[q_proj, v_proj]")
 
-HEAD = """
-import soundfile
-waves = [soundfile.read(name, dtype="float32")[0] for name in sys.argv[2:]]
-folder = pathlib.Path(sys.argv[1])
-"""
-CTC_TORCH = (
-    HEAD
-    + """
+CTC_TORCH = """
 from transformers import AutoModelForCTC, AutoProcessor
 processor, adapter = AutoProcessor.from_pretrained(folder), folder / "adapter_config.json"
 base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.exists() else folder
@@ -31,10 +24,7 @@ with torch.no_grad():
 texts = [processor.tokenizer.decode(one.argmax(-1)).strip() for one in logits]
 print(json.dumps({"logits": [one.tolist() for one in logits], "texts": texts}))
 """
-)
-CTC_ONNX = (
-    HEAD
-    + """
+CTC_ONNX = """
 import itertools, onnxruntime
 session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
 names = dict(reversed(line.split()) for line in (folder / "tokens.txt").read_text().splitlines())
@@ -49,21 +39,11 @@ texts = ["".join(row).replace("<blk>", "").replace("\\u2581", " ").strip() for r
 both = session.run(None, {"features": np.stack([one[0, :8000 if one.ndim == 2 else 20] for one in given[:2]])})[0]
 print(json.dumps({"logits": [one.tolist() for one in logits], "texts": texts, "both": both.tolist()}))
 """
-)
-CTC_SHERPA = (
-    HEAD
-    + """
+CTC_SHERPA = """
 import sherpa_onnx
 heard = sherpa_onnx.OfflineRecognizer.from_omnilingual_asr_ctc(f"{folder}/model.onnx", tokens=f"{folder}/tokens.txt")
-texts = []
-for wave in waves:
-    stream = heard.create_stream()
-    stream.accept_waveform(16000, wave)
-    heard.decode_stream(stream)
-    texts.append(stream.result.text.strip())
-print(json.dumps(texts))
+print(json.dumps(written(heard)))
 """
-)
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +53,10 @@ def waves(checkpoint_of) -> list[str]:
     return [str(folder / f"{number}.wav") for number in range(4, 8)]
 
 
-def same_texts(one: list[str], other: list[str]) -> None:
-    assert one == other
-    assert sum(bool(text) for text in one) >= 2, "a text that is empty proves nothing"
-
-
 @pytest.mark.serves("onnx", "asr.ctc", "onnxruntime")
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["ctc", "ctc-mel"])
-def test_ctc(model: str, exported, outside, waves) -> None:
+def test_ctc(model: str, exported, outside_hearing, waves, same_texts) -> None:
     """From samples or mel features to the same logits and text, for other lengths than the graph was made with."""
     place, report = exported("asr.ctc", "onnx", *CTC, model=model)
     assert report["usable"]
@@ -89,7 +64,7 @@ def test_ctc(model: str, exported, outside, waves) -> None:
     assert 0 < report["largest_difference"] <= report["allowed_difference"]
     assert report["metrics"]["loss"]["artifact"] == pytest.approx(report["metrics"]["loss"]["trained"], rel=1e-4)
     whole, _ = exported("asr.ctc", "merged", *CTC, model=model)
-    found, expected = outside(CTC_ONNX, place, *waves), outside(CTC_TORCH, whole, *waves)
+    found, expected = outside_hearing(CTC_ONNX, place, *waves), outside_hearing(CTC_TORCH, whole, *waves)
     for one, other in zip(found["logits"], expected["logits"], strict=True):
         np.testing.assert_allclose(one, other, atol=2e-3)
     same_texts(found["texts"], expected["texts"])
@@ -99,22 +74,22 @@ def test_ctc(model: str, exported, outside, waves) -> None:
 
 @pytest.mark.serves("onnx", "asr.ctc", "sherpa-onnx")
 @pytest.mark.slow
-def test_ctc_in_sherpa(exported, outside, waves) -> None:
+def test_ctc_in_sherpa(exported, outside_hearing, waves, same_texts) -> None:
     pytest.importorskip("sherpa_onnx")
     place, _ = exported("asr.ctc", "onnx", *CTC)
     whole, _ = exported("asr.ctc", "merged", *CTC)
-    same_texts(outside(CTC_SHERPA, place, *waves), outside(CTC_TORCH, whole, *waves)["texts"])
+    same_texts(outside_hearing(CTC_SHERPA, place, *waves), outside_hearing(CTC_TORCH, whole, *waves)["texts"])
 
 
 @pytest.mark.slow
 @pytest.mark.serves("merged", "asr.ctc", "transformers")
 @pytest.mark.serves("adapter", "asr.ctc", "PEFT")
-def test_a_ctc_adapter_is_merged_and_served_alone(exported, outside, waves) -> None:
+def test_a_ctc_adapter_is_merged_and_served_alone(exported, outside_hearing, waves) -> None:
     """PEFT on the base gives what the merged model gives."""
     changes = (*LORA, "model.lora.modules_to_save=[lm_head]")
     merged, report = exported("asr.ctc", "merged", *changes)
     assert report["usable"]
     place, report = exported("asr.ctc", "adapter", *changes)
     assert report["usable"]
-    found, expected = outside(CTC_TORCH, place, *waves), outside(CTC_TORCH, merged, *waves)
+    found, expected = outside_hearing(CTC_TORCH, place, *waves), outside_hearing(CTC_TORCH, merged, *waves)
     np.testing.assert_allclose(found["logits"][0], expected["logits"][0], atol=1e-4)
