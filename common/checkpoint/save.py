@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 from lightning.pytorch import Trainer
 
+from ..data import workers
 from ..errors import CheckpointError, LuthierError
 from ..recipe import CheckpointSection
 from ..record import write_json
@@ -61,7 +62,7 @@ class Saver:
         self.finish()
         target = self.root / directory.name(position.step)
         folder = target.with_name(target.name + directory.PARTIAL)
-        with _told(target, folder):
+        with _told(target, folder if trainer.is_global_zero else None):
             with task.gathered(to_save=True):
                 if trainer.is_global_zero:
                     directory.need(self.root, self._size or estimate(task))
@@ -122,14 +123,19 @@ class Saver:
 
 
 @contextmanager
-def _told(target: Path, folder: Path) -> Iterator[None]:
-    """A full disk and the like as an error that says what to do; what was written so far is removed."""
+def _told(target: Path, folder: Path | None) -> Iterator[None]:
+    """A full disk and the like as an error that says what to do; what was written so far in `folder` is removed.
+
+    Only by the rank that made it: another one that fails would take it from under the hands of the first, which would
+    then tell of a missing folder and not of what happened.
+    """
     try:
         yield
     except LuthierError:
         raise
     except Exception as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         if (reason := _of_the_system(error)) is None:
             raise
         raise CheckpointError(f"the checkpoint could not be written: {reason}", where=target, do=FULL) from error
@@ -137,7 +143,7 @@ def _told(target: Path, folder: Path) -> Iterator[None]:
 
 def _of_the_system(error: BaseException | None) -> str | None:
     """What the system said, if that is behind an error: libraries in Rust and C++ raise errors of their own for it."""
-    while error is not None:
+    while error is not None and not workers.lost(error):
         if isinstance(error, OSError):
             return error.strerror or str(error)
         if found := re.search(r"([^:]+) \(os error \d+\)", str(error)):

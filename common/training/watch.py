@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +24,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies.launchers import subprocess_script as lightnings
 from torch import distributed
 
+from ..data import workers
 from ..errors import LuthierError
 from .output import RANKS, Output
 from .peers import SILENT, Peer, machine
@@ -86,7 +86,7 @@ def _where() -> tuple[str, bool]:
 
 def translated(error: BaseException) -> BaseException:
     """The error in our words, where the library's don't say what to do."""
-    if _of_worker(error):
+    if workers.lost(error):
         return LuthierError(
             "a data worker was killed",
             where="data.workers",
@@ -97,18 +97,6 @@ def translated(error: BaseException) -> BaseException:
     if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
         return error.__context__  # Lightning makes exit code 1 of it
     return error
-
-
-def _of_worker(error: BaseException) -> bool:
-    """Whether a data worker has gone: torch says so, or a batch could not be fetched from it any more."""
-    text = str(error)
-    if isinstance(error, RuntimeError):
-        return "DataLoader worker" in text and ("killed by signal" in text or "exited unexpectedly" in text)
-    if not isinstance(error, OSError | EOFError) or "in DataLoader worker" in text:  # the latter: one that it met
-        return False
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    fetched = any(file.endswith(os.path.join("utils", "data", "dataloader.py")) for file in files)
-    return fetched and any(os.path.dirname(file).endswith("multiprocessing") for file in files)
 
 
 def _of_connection(error: BaseException) -> bool:

@@ -6,6 +6,7 @@ import errno
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,10 @@ import torch
 from lightning.pytorch import Callback
 
 from luthier.common.checkpoint import directory
+from luthier.common.checkpoint.position import Position
+from luthier.common.checkpoint.save import Saver
 from luthier.common.errors import CheckpointError
+from luthier.common.recipe import CheckpointSection
 from luthier.common.training.run import train
 
 LENGTHS = [1, 6, 2, 5, 3, 4, 1, 1, 6, 2, 3, 5]
@@ -143,3 +147,36 @@ def test_a_disk_without_room_is_known_before_anything_is_written(
     if before:
         assert list((tmp_path / "out" / "checkpoints").iterdir()) == []
     assert all(directory.fault(path) is None for path in saved)
+
+
+def test_a_rank_that_fails_leaves_the_folder_to_the_one_that_writes_it(tmp_path: Path) -> None:
+    """Or the first would tell of a missing folder, and not of what happened to the other."""
+    saver = Saver(tmp_path, {}, {}, CheckpointSection())
+    writing = tmp_path / (directory.name(2) + directory.PARTIAL)
+    writing.mkdir()
+
+    def barrier(_name: str) -> None:
+        raise RuntimeError("the others have gone")
+
+    trainer: Any = SimpleNamespace(is_global_zero=False, strategy=SimpleNamespace(barrier=barrier))
+    task: Any = SimpleNamespace(gathered=lambda to_save: nullcontext())
+    with pytest.raises(RuntimeError, match="the others have gone"):
+        saver.save(trainer, task, Position(step=2), None)
+    assert writing.is_dir()
+
+
+def test_a_lost_data_worker_is_no_fault_of_the_disk(tmp_path: Path) -> None:
+    """torch raises by a signal, wherever the process is: here while it looks for a file that is not there."""
+    killed = "DataLoader worker (pid 7) is killed by signal: Killed."
+
+    def barrier(_name: str) -> None:
+        try:
+            (tmp_path / "none").read_text()
+        except FileNotFoundError:
+            raise RuntimeError(killed)  # noqa: B904  (a signal has no cause)
+
+    saver = Saver(tmp_path, {}, {}, CheckpointSection())
+    trainer: Any = SimpleNamespace(is_global_zero=False, strategy=SimpleNamespace(barrier=barrier))
+    task: Any = SimpleNamespace(gathered=lambda to_save: nullcontext())
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        saver.save(trainer, task, Position(step=2), None)
