@@ -171,9 +171,9 @@ class Task(LightningModule, ABC):
     # ------------------------------------------------------------------ what check and estimate have to know
 
     @property
-    def learns_from_itself(self) -> bool:
-        """Whether the model makes what it is trained on, so that the loss of a batch, repeated, need not fall."""
-        return False
+    def need_not_fall(self) -> str:
+        """Why the loss of a batch that is repeated need not fall in a training that is right; empty: it has to."""
+        return ""
 
     @property
     def compares_ranks(self) -> bool:

@@ -20,6 +20,9 @@ from .subject import Subject, largest
 
 STEPS = 8
 """Optimizer steps on one batch."""
+ROUNDING = {"32": 2.0**-20, "bf16-mixed": 2.0**-8, "bf16-true": 2.0**-8, "16-mixed": 2.0**-11}
+"""By how much a loss may differ, relative to itself, though nothing but rounding has changed: 2 to the power of minus
+the places that a number has (24, 8 and 11), and for the sums in 32 bits another 4."""
 
 
 def one_step(subject: Subject) -> tuple[float, str]:
@@ -107,10 +110,13 @@ def _judged(task: Task, losses: Sequence[float], rates: Sequence[float]) -> str:
             given=f"{course} at {max(rates):g}",
             do="lower the learning rate, or set optim.clip_norm",
         )
-    if task.learns_from_itself:
-        return f"{told} (it need not fall: the examples are the model's own)"
+    if task.need_not_fall:
+        return f"{told} (it need not fall: {task.need_not_fall})"
     if min(losses[1:]) >= losses[0]:
         rises = losses[-1] > losses[0]
+        rounding = abs(losses[0]) * ROUNDING[task.recipe.train.precision]
+        if rises and max(losses) - losses[0] < rounding:
+            return f"{told} (less than {task.recipe.train.precision} can tell: the learning rate is {max(rates):g})"
         raise LuthierError(
             f"the loss of a repeated batch {'rises' if rises else 'does not move'}",
             where="optim.learning_rate",

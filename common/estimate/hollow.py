@@ -23,17 +23,20 @@ class Hollow:
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.tensors: list[weakref.ref[torch.Tensor]] = []
+        self.models = weakref.WeakSet[nn.Module]()
 
     def alive(self) -> Iterator[torch.Tensor]:
-        """Those that some model still has."""
-        for known in self.tensors:
-            tensor = known()
-            if tensor is not None:
-                yield tensor
+        """Those that some model still has, each once."""
+        seen: set[int] = set()
+        for model in list(self.models):
+            for tensor in (*model.parameters(), *model.buffers()):
+                if isinstance(tensor, FakeTensor) and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield tensor
 
     def empty(self, module: Any) -> Any:
         """The module with tensors without contents, on the CPU as far as anybody can see; tied ones stay tied."""
+        self.models.add(module)
         made: dict[int, torch.Tensor] = {}
         for part in module.modules():
             for name, parameter in list(part._parameters.items()):
@@ -53,7 +56,6 @@ class Hollow:
             if isinstance(tensor, nn.Parameter):
                 empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
             made[id(tensor)] = empty
-            self.tensors.append(weakref.ref(empty))
         return made[id(tensor)]
 
 
@@ -61,8 +63,38 @@ class Hollow:
 def hollow() -> Iterator[Hollow]:
     """Within it, models of transformers and diffusers are made without their weights."""
     made = Hollow()
-    with from_configuration("meta", made.empty):
+    with from_configuration("meta", made.empty), patch.object(nn.Module, "_apply", _converter(nn.Module._apply)):
         yield made
+
+
+def _converter(real: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """`Module._apply` that gives a hollow module other tensors: torch would swap what is in them, which it can't do
+    with those that anything refers to weakly, as fake tensors are."""
+
+    def apply(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        if not any(isinstance(tensor, FakeTensor) for tensor in module.parameters()):
+            return real(module, convert, recurse)
+        made: dict[int, torch.Tensor] = {}
+        for part in module.modules() if recurse else (module,):
+            for tensors in (part._parameters, part._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        tensors[name] = _converted(tensor, convert, made)  # type: ignore[assignment]
+        return module
+
+    return apply
+
+
+def _converted(
+    tensor: torch.Tensor, convert: Callable[[torch.Tensor], torch.Tensor], made: dict[int, torch.Tensor]
+) -> torch.Tensor:
+    if id(tensor) not in made:
+        with torch.no_grad():
+            found = convert(tensor)
+        if isinstance(tensor, nn.Parameter) and found is not tensor:
+            found = nn.Parameter(found, requires_grad=tensor.requires_grad)
+        made[id(tensor)] = found
+    return made[id(tensor)]
 
 
 @contextmanager

@@ -189,7 +189,7 @@ def moments(vae: Any, pixels: Tensor) -> Tensor:
     with torch.no_grad(), full_precision(pixels.device):
         scaled = pixels.to(vae.dtype) / 127.5 - 1
         found: Tensor = vae.encode(scaled).latent_dist.parameters
-    if not torch.isfinite(found).all():
+    if (~torch.isfinite(found)).any():
         raise ModelError(
             "the VAE gives latents that are no numbers",
             where="model.path",

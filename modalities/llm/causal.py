@@ -70,6 +70,11 @@ class CausalTask(task.Task):
         """Loss and accuracy, and what the benchmarks give."""
         return {**CausalTask.metrics, **harness.names(recipe.evaluate.harness)}
 
+    @property
+    def need_not_fall(self) -> str:
+        """-p log p rises with the probability p of a token up to 1/e."""
+        return "a token's own probability weighs it" if self.token_loss(self.recipe).dynamic else ""
+
     @staticmethod
     def token_loss(recipe: Any) -> TokenLoss:
         """The loss of a token."""

@@ -83,8 +83,8 @@ def long_whisper(folder: Path) -> str:
     finally:
         model.CHUNK_SECONDS = kept
     file = folder / "generation_config.json"
-    settings = json.loads(file.read_text())
-    file.write_text(json.dumps({**settings, "is_multilingual": False, "lang_to_id": None, "task_to_id": None}))
+    settings = {name: value for name, value in json.loads(file.read_text()).items() if not name.endswith("_to_id")}
+    file.write_text(json.dumps({**settings, "is_multilingual": False}))
     return str(folder)
 
 

@@ -86,8 +86,8 @@ class Task(sft.Task):
         return {"divergence": "min", **super().metrics_of(recipe)}
 
     @property
-    def learns_from_itself(self) -> bool:
-        return bool(self.recipe.task.on_policy)
+    def need_not_fall(self) -> str:
+        return "the examples are the model's own" if self.recipe.task.on_policy else super().need_not_fall
 
     # ------------------------------------------------------------------ teacher
 

@@ -94,8 +94,8 @@ class OnlineTask(RanksTask):
         return False
 
     @property
-    def learns_from_itself(self) -> bool:
-        return True
+    def need_not_fall(self) -> str:
+        return "the examples are the model's own"
 
     def imagined(self, data: dict[str, Any]) -> dict[str, Any]:
         section, most = self.recipe.rollout, min(self.recipe.most_tokens, self.recipe.data.max_length - 1)

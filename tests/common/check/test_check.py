@@ -14,7 +14,7 @@ import torch
 
 from luthier.common.check import check, environment, model, training
 from luthier.common.check.checklist import QUESTIONS, Checklist, NotApplicable
-from luthier.common.errors import DataError
+from luthier.common.errors import DataError, LuthierError
 
 
 def answers(toy: Any, tmp_path: Path, *overrides: str, lengths: tuple[int, ...] = (1, 6, 2, 5, 3, 4)) -> dict[str, Any]:
@@ -110,6 +110,26 @@ def test_a_learning_rate_that_is_too_high_is_found(toy, tmp_path: Path) -> None:
     found = answers(toy, tmp_path, "optim.learning_rate=3")["one batch, repeated"]
     assert found["state"] == "fail"
     assert "lower the learning rate" in found["do"]
+
+
+def judged(losses: list[float], precision: str = "32", need_not_fall: str = "") -> str:
+    recipe = SimpleNamespace(train=SimpleNamespace(precision=precision))
+    task: Any = SimpleNamespace(need_not_fall=need_not_fall, recipe=recipe)
+    return training._judged(task, losses, [1e-6])
+
+
+def test_rounding_is_not_taken_for_a_loss_that_rises() -> None:
+    """bf16 has 8 places: 3.700 and 3.701 are the same number to it; a loss that stays equal has not been trained."""
+    rising = [3.700, 3.7005, 3.701]
+    assert "less than bf16-mixed can tell" in judged(rising, "bf16-mixed")
+    for losses, precision, said in (
+        (rising, "32", "rises"),
+        ([3.70, 3.72, 3.75], "bf16-mixed", "rises"),
+        ([3.70, 3.70, 3.70], "bf16-mixed", "does not move"),
+    ):
+        with pytest.raises(LuthierError, match=said):
+            judged(losses, precision)
+    assert "it need not fall: so it is" in judged([3.70, 3.75], need_not_fall="so it is")
 
 
 def test_too_little_memory_is_found_before_the_model_is_loaded(
