@@ -12,6 +12,7 @@ USE = {
     "MultiVectorEncoder": "model.encode_query(queries), model.encode_document(documents)",
     "CrossEncoder": "model.predict([(query, document), ...])",
 }
+FIRST = "A document's score is what the model says plus {weight:g} times the score of the stage that found it."
 
 
 def card(recipe: Any, kind: str) -> str:
@@ -27,6 +28,8 @@ def card(recipe: Any, kind: str) -> str:
     data = "\n".join(f"- {source.label} (weight {source.weight:g})" for source in recipe.data.train)
     prompts = {name: value for name, value in recipe.data.prompts.model_dump().items() if value}
     used = "\n".join(f"- {name}: `{value!r}`" for name, value in prompts.items()) or "none"
+    weight = getattr(recipe.task, "first_stage", 0.0)
+    added = f"\n{FIRST.format(weight=weight)}\n" if weight else ""
     loss = yaml.safe_dump(recipe.task.loss.model_dump(mode="json"), sort_keys=False)
     return f"""---
 {head}---
@@ -41,7 +44,7 @@ from sentence_transformers import {kind}
 model = {kind}("this folder")
 {USE[kind]}
 ```
-
+{added}
 ## Training data
 
 {data}

@@ -48,6 +48,9 @@ def mine(
         str | None,
         typer.Option(help="Directory of a cross-encoder: margins are applied to its logits, which are written too."),
     ] = None,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Also write the model's similarities, for a reranker that adds to them.")
+    ] = False,
     query_prompt: Annotated[
         str | None, typer.Option(help="Before each query.", show_default="the model's saved prompt")
     ] = None,
@@ -68,8 +71,8 @@ def mine(
     settings = Settings(
         data, output, model=model, split=split, roles=_roles(role or []), corpus=corpus, method=method,
         negatives=negatives, first=first, last=last, margin=margin, relative_margin=relative_margin,
-        max_similarity=max_similarity, sample=sample, seed=seed, rescore=rescore, query_prompt=query_prompt,
-        document_prompt=document_prompt, batch=batch, shard=shard,
+        max_similarity=max_similarity, sample=sample, seed=seed, rescore=rescore, scores=scores,
+        query_prompt=query_prompt, document_prompt=document_prompt, batch=batch, shard=shard,
     )  # fmt: skip
     run.show(settings, run.mine(settings))
 

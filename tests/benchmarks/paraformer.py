@@ -20,6 +20,7 @@ from sides import PEERS, WARMUP, alternate, child, compared, ours, parser, publi
 
 FRAMES, LONGEST = 3000, 30.0  # the peer's: padded 10 ms frames of a batch, seconds of a clip
 LEARNING_RATE, WARM = 5e-4, 30000
+SHORT_PEAK, SHORT_WARM = 1e-3, 100  # of the comparison of error rates, whose runs are shorter than that warm-up
 
 
 def peer_config(folder: Path) -> dict[str, Any]:
@@ -107,8 +108,8 @@ def train_peer(folder: Path, epochs: int) -> Path:
     from omegaconf import OmegaConf
 
     config = peer_config(folder)
-    config |= {"init_param": str(folder / "start.pt"), "scheduler_conf": {"warmup_steps": 300}}
-    config["optim_conf"] = {"lr": 2 * LEARNING_RATE}
+    config |= {"init_param": str(folder / "start.pt"), "scheduler_conf": {"warmup_steps": SHORT_WARM}}
+    config["optim_conf"] = {"lr": SHORT_PEAK}
     config["train_conf"] |= {"max_epoch": epochs, "keep_nbest_models": 1}
     train(**OmegaConf.create(config))
     return folder / "out" / f"model.pt.ep{epochs}"
@@ -119,7 +120,7 @@ def train_ours(folder: Path, epochs: int) -> Path:
     from luthier.common.training import run
 
     more = ["train.epochs=" + str(epochs), "evaluate.every=never", "data.validation=[]", f"output={folder}/run"]
-    recipe = reading.load("asr/paraformer", [*overrides(folder, 2 * LEARNING_RATE, 300), *more])
+    recipe = reading.load("asr/paraformer", [*overrides(folder, SHORT_PEAK, SHORT_WARM), *more])
     return run.train(recipe).folder / "checkpoints" / "last" / "model" / "model.pt"
 
 

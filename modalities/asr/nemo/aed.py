@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -87,11 +87,14 @@ class Aed(Head):
     @contextmanager
     def _search(self, prompt: int) -> Iterator[None]:
         """Context of NeMo's search, which writes no more tokens than asked, and nothing by the rows that fill the
-        output up to a multiple of 8, for which NeMo's tokenizer has a KeyError. After it the decoder is in the mode
-        that it was in: NeMo puts it into training mode, and dropout would be in the losses of what follows."""
+        output up to a multiple of 8, for which NeMo's tokenizer has a KeyError; beams keep to their own row. After it
+        the decoder is in the mode that it was in: NeMo puts it into training mode, and dropout would be in the losses
+        of what follows."""
         search = self.nemo.decoding.decoding
         search = getattr(search, "greedy_search", None) or search.beam_search
         search.max_seq_length = min(self.nemo.transf_decoder.max_sequence_length, prompt + self.most)
+        if hasattr(search, "beam_size"):
+            search._one_step_forward = partial(_own_memory, search._one_step_forward, search.beam_size, prompt)
         parts = [(part, part.training) for part in (self.nemo.transf_decoder, self.nemo.log_softmax)]
         real = int(self.nemo.tokenizer.vocab_size)
         hook = self.nemo.log_softmax.mlp.register_forward_hook(partial(_unfilled, real))
@@ -99,6 +102,7 @@ class Aed(Head):
             yield
         finally:
             hook.remove()
+            vars(search).pop("_one_step_forward", None)
             for part, training in parts:
                 part.train(training)
 
@@ -107,6 +111,17 @@ def _unfilled(real: int, _module: Any, _inputs: Any, scores: Tensor) -> Tensor:
     """Scores [..., V] without the possibility of what is no token."""
     filled = torch.arange(scores.shape[-1], device=scores.device) >= real
     return scores.masked_fill(filled, -torch.inf)
+
+
+def _own_memory(
+    step: Callable[..., Any], beams: int, prompt: int, tokens: Tensor, states: Any, mask: Any, memory: Any, place: int
+) -> Any:
+    """A step of NeMo's beam search (tokens [B * beams, 1]) in which each beam remembers its own row's prompt. NeMo lays
+    that memory out as [beams, B] and all else as [B, beams], so that the beams of a batch would go on from how other
+    rows heard the prompt: a row's text would differ alone and in a batch."""
+    if memory is not None and memory[0].shape[1] == prompt:  # the first step after the prompt
+        memory = [layer.unflatten(0, (beams, -1)).transpose(0, 1).flatten(0, 1) for layer in memory]
+    return step(tokens, states, mask, memory, place)
 
 
 def _within(lengths: Tensor, width: int) -> Tensor:

@@ -55,7 +55,7 @@ class Chosen:
 
     Args:
         documents: [Q, N] numbers, -1 where there is none.
-        scores: [Q, N] by the cross-encoder; None: there is none.
+        scores: [Q, N] that are written; None: none are.
         positives: [P] scores of `Pool.positives`.
     """
 
@@ -84,8 +84,9 @@ class Retrieved:
 def mine(settings: Settings) -> Report:
     """Write rows of `anchor`, `positive` and `negatives` to `settings.output`, and say what was found.
 
-    With a cross-encoder each row also has `scores`, of the positive and then of the negatives, for distillation. The
-    row's other columns are kept. Negatives that the data names itself are candidates like all other documents.
+    With a cross-encoder, or where they are asked for, each row also has `scores`, of the positive and then of the
+    negatives. The row's other columns are kept. Negatives that the data names itself are candidates like all other
+    documents.
 
     Raises:
         LuthierError: the settings don't fit together, or the data or a model can't be used.
@@ -176,7 +177,7 @@ def _rank(
 
 def _chosen(settings: Settings, pool: Pool, retrieved: Retrieved, dropped: Counter[str]) -> Chosen:
     documents = np.full((len(pool.queries), settings.negatives), -1, np.int64)
-    scores = np.zeros(documents.shape, np.float32) if settings.rescore else None
+    scores = np.zeros(documents.shape, np.float32) if settings.rescore or settings.scores else None
     positives = np.zeros(len(pool.positives), np.float32)
     for block, kept, own in _scored(settings, pool, retrieved, dropped):
         positives[pool.starts[block.start] : pool.starts[block.stop]] = own

@@ -39,6 +39,7 @@ class Settings:
         sample: `top`: the candidates that rank first (with `rescore`: that score highest); `random`: any, by `seed`.
         seed: of the sampling.
         rescore: directory of a cross-encoder, whose logits then are the scores; None: similarities by `model` are.
+        scores: also write the scores of positives and negatives: for distillation, or for a reranker that adds to them.
         query_prompt: before each query; None: the prompt that the model was saved with.
         document_prompt: before each document; None: the prompt that the model was saved with.
         batch: texts that run through a model at once.
@@ -63,6 +64,7 @@ class Settings:
     sample: Sample = "top"
     seed: int = 0
     rescore: str | None = None
+    scores: bool = False
     query_prompt: str | None = None
     document_prompt: str | None = None
     batch: int = 64
@@ -126,6 +128,9 @@ class Settings:
         if self.output.exists() and not self.parts.exists():
             problem = "the file exists already, is of no earlier mining, and is not overwritten"
             raise LuthierError(problem, where=self.output, do="give another --output")
+        if self.scores and not self.has_similarities:
+            problem = "BM25 scores are not written: they differ from query to query in what they mean"
+            raise LuthierError(problem, where="--scores", do="leave it out, or give --rescore or --method both")
         self._check_packages()
 
     def _check_packages(self) -> None:

@@ -11,7 +11,7 @@ from ..metrics.retrieval import nearest
 
 def make_lists(model: Path, pairs: Path, to: Path, length: int = 10) -> int:
     """Write for each pair's anchor the documents that a model finds first among those of all pairs: rows of `query`,
-    `documents` and `labels`. A query whose own document is not among them is left out.
+    `documents`, `labels` and `scores`. A query whose own document is not among them is left out.
 
     Args:
         model: directory of a SentenceTransformer.
@@ -28,14 +28,13 @@ def make_lists(model: Path, pairs: Path, to: Path, length: int = 10) -> int:
     encoder: Any = SentenceTransformer(str(model), device="cpu")
     queries = encoder.encode_query([row["anchor"] for row in rows], convert_to_tensor=True)
     documents = encoder.encode_document([row["positive"] for row in rows], convert_to_tensor=True)
-    _, places = nearest(queries, documents, length)
+    values, places = nearest(queries, documents, length)
     lists = []
-    for at, found in enumerate(places.tolist()):
+    for at, (found, near) in enumerate(zip(places.tolist(), values.tolist(), strict=True)):
         if at in found:
             texts = [rows[place]["positive"] for place in found]
-            lists.append(
-                {"query": rows[at]["anchor"], "documents": texts, "labels": [float(place == at) for place in found]}
-            )
+            labels, scores = [float(place == at) for place in found], [round(value, 6) for value in near]
+            lists.append({"query": rows[at]["anchor"], "documents": texts, "labels": labels, "scores": scores})
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in lists), encoding="utf-8")
     return len(lists)

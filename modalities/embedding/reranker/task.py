@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ....common.data.processing import Batch
-from ....common.errors import ModelError, RecipeError
+from ....common.errors import DataError, ModelError, RecipeError
 from ....common.task import LossSum, Predicted
 from .. import sections
 from ..base import EmbeddingTask
@@ -59,10 +59,27 @@ class Task(EmbeddingTask):
         return RerankerExport(self)
 
     def logits(self, data: dict[str, Any]) -> Tensor:
-        """[M, C] of a batch's documents."""
+        """[M, C] of a batch's documents, with what the first stage adds.
+
+        Raises:
+            DataError: the rows don't say what the first stage found.
+        """
         names = ("input_ids", "attention_mask", "token_type_ids")
         found: Tensor = self.model({name: data[name] for name in names if data.get(name) is not None})[0]
-        return found[data["documents"]]
+        own: Tensor = found[data["documents"]]
+        weight = self.recipe.task.first_stage
+        if not weight:
+            return own
+        if data["scores"] is None:
+            raise DataError(
+                "the rows do not say what the first stage made of each document",
+                where="task.first_stage",
+                given=f"{weight:g}",
+                expected="rows with `scores`",
+                do="`luthier mine --scores` writes them",
+            )
+        first: Tensor = data["scores"]
+        return own + weight * first[:, None].to(own)
 
     def loss(self, data: dict[str, Any]) -> LossSum:
         found = objective(self.recipe.task.loss, self.logits(data), Facts.of(data))

@@ -208,8 +208,10 @@ def test_scores_are_those_of_the_raw_text(make_task, saved_of, manifest, predict
     assert metrics["cer"] == pytest.approx(1 / 11)
 
 
-def test_an_utterance_is_transcribed_alike_alone_and_in_a_batch(make_task, saved_of, predicted):
-    task = make_task(saved_of("hybrid"))
+@pytest.mark.parametrize(("kind", "beams"), [("hybrid", 1), ("ctc", 3), ("rnnt", 3), ("tdt", 3)])
+def test_an_utterance_is_transcribed_alike_alone_and_in_a_batch(make_task, saved_of, predicted, kind, beams):
+    task = make_task(saved_of(kind), evaluate={"num_beams": beams})
     spoken(task)
     together = [one.hypothesis for one in predicted(task).records]
+    assert any(together)
     assert together == [predicted(task, (row,)).records[0].hypothesis for row in ROWS]

@@ -70,6 +70,18 @@ def test_without_a_cross_encoder_there_are_no_scores_and_several_positives_are_s
     ]
 
 
+def test_similarities_are_written_where_they_are_asked_for(
+    sentence_model: Path, settings_of: SettingsOf, mined: Mined
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    model: Any = SentenceTransformer(str(sentence_model), device="cpu")
+    for row in mined(settings_of(negatives=3, scores=True))[:5]:
+        query = model.encode_query(row["anchor"])
+        near = model.similarity(query, model.encode_document([row["positive"], *row["negatives"]]))[0]
+        assert row["scores"] == pytest.approx(near.tolist(), abs=2e-6)
+
+
 def test_the_report_adds_up(world, tmp_path: Path, rows_of, settings_of: SettingsOf) -> None:
     more = rows_of(tmp_path / "more.jsonl", [{"text": "tell d0"}, {"text": 3}, {"text": world[3]["anchor"].upper()}])
     settings = settings_of(corpus=str(more), last=10, first=3, margin=0.01)
@@ -309,6 +321,7 @@ def test_the_verb_mines(
         ([], "--model"),
         (["--model", "nowhere/at/all"], "--model"),
         (["--method", "bm25", "--margin", "0.1"], "--margin"),
+        (["--method", "bm25", "--scores"], "--scores"),
         (["--method", "bm25", "--role", "anchor"], "--role"),
         (["--method", "bm25", "--corpus", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
