@@ -54,7 +54,7 @@ class Dry(TorchDispatchMode):
                 return torch.stack(torch.meshgrid(*map(torch.arange, args[0].shape), indexing="ij"), -1).flatten(0, -2)
             if func.overloadpacket in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_):
                 args = (args[0], _places(args[1]), *args[2:])
-        out = func(*args, **kwargs)
+        out = _ctc(*args) if func is aten._ctc_loss.Tensor else func(*args, **kwargs)
         self._compute(func, args, kwargs, out)
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
@@ -90,6 +90,12 @@ class Dry(TorchDispatchMode):
 
 def _told(dtype: torch.dtype) -> bool | int | float:
     return False if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+
+
+def _ctc(log_probs: torch.Tensor, _targets: Any, _frames: Any, labels: torch.Tensor, *_: Any) -> Any:
+    """What the CTC loss of [T, B, V] gives: the loss [B] and its table [B, T, 2 L + 1], of the longest labels L."""
+    frames, batch, _ = log_probs.shape
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, frames, 2 * int(labels.max()) + 1)
 
 
 def _places(indices: Any) -> list[Any]:

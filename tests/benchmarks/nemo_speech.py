@@ -15,6 +15,7 @@ import json
 import math
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from sides import PEERS, WARMUP, alternate, child, compared, ours, parser, publi
 
 BATCH, LONGEST, WIDTH = 8, 30.0, 176  # the peer's
 PEAK, WARM = 2.0 / math.sqrt(WIDTH * 10000), 10000  # of its Noam schedule
-SHORT_PEAK, SHORT_WARM = 1e-3, 300  # of the comparison of error rates, whose runs are shorter than that warm-up
+# Of the comparison of error rates, whose runs are shorter than that warm-up, and its model, which learns sooner.
+SHORT_PEAK, SHORT_WARM = 2e-3, 100
+SMALL = {"n_layers": 4, "d_model": 144, "subsampling_conv_channels": 64}
 
 
 def rows_of(folder: Path, split: str) -> list[dict[str, Any]]:
@@ -40,8 +43,8 @@ def write(folder: Path, rows: list[dict[str, Any]], name: str) -> Path:
     return file
 
 
-def peer_config(manifest: Path) -> dict[str, Any]:
-    """The peer's configuration."""
+def peer_config(manifest: Path, changes: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """The peer's configuration, with another encoder where there are changes of it."""
     sys.path.insert(0, str(PEERS))
     import nemo_ctc
     import workloads
@@ -50,14 +53,16 @@ def peer_config(manifest: Path) -> dict[str, Any]:
     found: dict[str, Any] = nemo_ctc.configuration(
         manifest, sorted(set("".join(texts))), argparse.Namespace(batch=BATCH)
     )
+    found["encoder"].update(changes or {})
+    found["decoder"]["feat_in"] = found["optim"]["sched"]["d_model"] = found["encoder"]["d_model"]
     return found
 
 
-def model_file(folder: Path) -> Path:
+def model_file(folder: Path, changes: Mapping[str, int] | None = None) -> Path:
     """The peer's model as a configuration of ours; its masks are those of `data.augment`."""
     import yaml
 
-    config = peer_config(folder / "none")
+    config = peer_config(folder / "none", changes)
     for key in ("train_ds", "optim", "spec_augment"):
         del config[key]
     file = folder / "model.yaml"
@@ -94,7 +99,7 @@ def speed(options: argparse.Namespace) -> None:
 def quality(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        model_file(folder)
+        model_file(folder, SMALL)
         for split in ("train", "validation"):
             write(folder, rows_of(folder, split), split)
         arguments = ["--threads", str(options.threads), "--cer", str(options.cer)]
@@ -114,8 +119,8 @@ def train_peer(folder: Path, epochs: int) -> Path:
     manifest = folder / "train.json"
     named = [{"audio_filepath": row["audio"], "duration": row["duration"], "text": row["text"]} for row in rows]
     manifest.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in named), encoding="utf-8")
-    config = peer_config(manifest)
-    config["optim"]["lr"] = SHORT_PEAK * math.sqrt(WIDTH * SHORT_WARM)
+    config = peer_config(manifest, SMALL)
+    config["optim"]["lr"] = SHORT_PEAK * math.sqrt(SMALL["d_model"] * SHORT_WARM)
     config["optim"]["sched"]["warmup_steps"] = SHORT_WARM
     pl.seed_everything(0, verbose=False)
     trainer = pl.Trainer(

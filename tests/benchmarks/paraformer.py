@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,17 @@ from sides import PEERS, WARMUP, alternate, child, compared, ours, parser, publi
 
 FRAMES, LONGEST = 3000, 30.0  # the peer's: padded 10 ms frames of a batch, seconds of a clip
 LEARNING_RATE, WARM = 5e-4, 30000
-SHORT_PEAK, SHORT_WARM = 1e-3, 100  # of the comparison of error rates, whose runs are shorter than that warm-up
+# Of the comparison of error rates, whose runs are shorter than that warm-up, and its model, which learns sooner.
+SHORT_PEAK, SHORT_WARM = 2e-3, 100
+SMALL: dict[str, dict[str, int]] = {
+    "encoder_conf": {"output_size": 96, "linear_units": 384, "num_blocks": 4},
+    "decoder_conf": {"linear_units": 384, "num_blocks": 2},
+    "predictor_conf": {"idim": 96},
+}
 
 
-def peer_config(folder: Path) -> dict[str, Any]:
-    """The peer's configuration, with its manifests under the folder."""
+def peer_config(folder: Path, changes: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
+    """The peer's configuration, with its manifests under the folder, and other sizes where there are changes of it."""
     sys.path.insert(0, str(PEERS))
     import funasr_paraformer
 
@@ -32,6 +39,8 @@ def peer_config(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = funasr_paraformer.configuration(
         folder / "workloads", folder, argparse.Namespace(batch=FRAMES, seed=0)
     )
+    for section, values in (changes or {}).items():
+        found[section] |= values
     return found
 
 
@@ -82,7 +91,7 @@ def speed(options: argparse.Namespace) -> None:
 def quality(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        config = peer_config(folder)
+        config = peer_config(folder, SMALL)
         model_directory(config, folder / "model", start(config, folder / "start.pt"))
         arguments = ["--threads", str(options.threads), "--cer", str(options.cer)]
         rates = {
@@ -107,10 +116,10 @@ def train_peer(folder: Path, epochs: int) -> Path:
     from funasr.bin.train import main as train
     from omegaconf import OmegaConf
 
-    config = peer_config(folder)
+    config = peer_config(folder, SMALL)
     config |= {"init_param": str(folder / "start.pt"), "scheduler_conf": {"warmup_steps": SHORT_WARM}}
     config["optim_conf"] = {"lr": SHORT_PEAK}
-    config["train_conf"] |= {"max_epoch": epochs, "keep_nbest_models": 1}
+    config["train_conf"] |= {"max_epoch": epochs, "keep_nbest_models": epochs}
     train(**OmegaConf.create(config))
     return folder / "out" / f"model.pt.ep{epochs}"
 
@@ -157,7 +166,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(options.threads)
-    config = peer_config(folder)
+    config = peer_config(folder, SMALL)
     weights = (train_ours if options.ours_cer else train_peer)(folder, options.cer)
     print(json.dumps(error_rates(config, folder, weights)))
 

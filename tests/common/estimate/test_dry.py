@@ -85,3 +85,19 @@ def test_tied_weights_are_one_tensor(hollow: Hollow) -> None:
     net = hollow.empty(net)
     assert net[0].weight is net[1].weight
     assert sum(tensor.numel() for tensor in hollow.alive()) == OUT * IN
+
+
+def test_the_table_of_a_ctc_loss_is_counted() -> None:
+    """[B, T, 2 L + 1] numbers for the forward variables, and as many for those of the way back."""
+    hollow = Hollow()
+    frames, batch, tokens, labels = 7, 2, 5, torch.tensor([3, 2])
+    targets, lengths = torch.ones(batch, 3, dtype=torch.long), torch.full((batch,), frames)
+    layer = hollow.empty(nn.Linear(4, tokens))
+    with Dry(hollow.alive()) as dry:
+        scores = layer(torch.randn(frames, batch, 4)).log_softmax(-1)
+        before = dry.live
+        loss = nn.functional.ctc_loss(scores, targets, lengths, labels, reduction="none")
+        table = batch * frames * (2 * 3 + 1) * FLOAT
+        assert dry.live - before == table + batch * FLOAT
+        loss.sum().backward()
+    assert layer.weight.grad is not None

@@ -1,7 +1,8 @@
 """The engine in the trainer's own process: transformers' model as it is trained.
 
-A prompt is computed once for all of its completions, which begin with copies of its keys and values; a completion that
-has ended leaves the batch, and its keys and values with it.
+A prompt is computed once for all of its completions, which begin with copies of its keys and values; completions that
+have ended leave the batch, and their keys and values with them, as soon as there are enough of them: each time costs a
+copy of what stays.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from ...model import Head
 from .cache import with_room
 from .choice import choose
 from .engine import Completion, Sampling, Weights
+
+FULL = 0.75
+"""Least share of a batch whose completions go on."""
 
 
 class LocalEngine:
@@ -73,20 +77,22 @@ class LocalEngine:
         counts = torch.zeros(len(rows), dtype=torch.int64, device=device)
         ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
         stops, active = torch.tensor(sampling.stops, device=device), torch.arange(len(rows), device=device)
+        going = torch.ones_like(ended)
         for step in range(longest):
             drawn, values = choose(self.head.logits(state.hidden), random[active, step], sampling)
-            tokens[active, step], log_probs[active, step] = drawn, values.float()
-            ends = torch.isin(drawn, stops)
-            ended[active] = ends
-            going = ~ends & (limits[active] > step + 1)
-            counts[active[~going]] = step + 1
-            if not bool(going.all()):
+            tokens[active, step], log_probs[active, step] = drawn, values.float()  # after its end, never read
+            stopped = torch.isin(drawn, stops)
+            last = going & (stopped | (limits[active] == step + 1))
+            ended[active[last]], counts[active[last]] = stopped[last], step + 1
+            going &= ~last
+            left = int(going.sum())
+            if not left:
+                break
+            if left < FULL * len(active):
                 kept = going.nonzero()[:, 0]
-                active, drawn, state = active[kept], drawn[kept], state.at(kept)
-                if not len(active):
-                    break
+                active, drawn, state, going = active[kept], drawn[kept], state.at(kept), going[kept]
                 cache.batch_select_indices(kept)
-            state = state.followed()
+            state = state.followed(going)
             state.hidden, cache = self._decoded(drawn[:, None], state.mask, state.places[:, None], cache)
         columns = tokens.int().cpu().numpy(), log_probs.cpu().numpy(), counts.tolist(), ended.tolist()
         return [
@@ -147,12 +153,13 @@ class _Rows:
         mask = None if self.mask is None else self.mask[kept]
         return _Rows(self.hidden[kept], mask, self.places[kept])
 
-    def followed(self) -> _Rows:
-        """The rows with one token more."""
+    def followed(self, going: Tensor) -> _Rows:
+        """The rows with one token more; those that don't go on [B] stay at a position that the model has."""
+        places = self.places + going
         if self.mask is None:
-            return _Rows(self.hidden, None, self.places + 1)
+            return _Rows(self.hidden, None, places)
         one = self.mask.new_ones(len(self.mask), 1)
-        return _Rows(self.hidden, torch.cat([self.mask, one], dim=1), self.places + 1)
+        return _Rows(self.hidden, torch.cat([self.mask, one], dim=1), places)
 
 
 def _padded(prompts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:

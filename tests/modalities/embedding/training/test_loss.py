@@ -201,10 +201,10 @@ def test_fault_13_groups_stay_together(task_of) -> None:
 
 
 def test_a_reranker_adds_to_the_scores_of_the_stage_before_it(task_of) -> None:
-    """Loss and ranking of `2 score + own`; without weight the scores change nothing, without scores it is refused."""
+    """Loss and ranking of `2 score + own`; without scores it is refused."""
+    documents = ["tell b0", "tell b1", "tell b2"]
     rows = [
-        {"query": f"ask a{n}", "documents": [f"tell b{m}" for m in range(3)], "labels": [1, 0, 0], "scores": [n, 1, 0.5]}
-        for n in range(2)
+        {"query": f"ask a{n}", "documents": documents, "labels": [1, 0, 0], "scores": [n, 1, 0.5]} for n in range(2)
     ]
     options = {"kind": "embedding.reranker", "rows": rows, "model": {"num_labels": 1}}
     plain = task_of("task.loss=group_softmax", **options)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
+from transformers.cache_utils import DynamicCache
 
 from luthier.common.losses import TokenLoss
 from luthier.modalities.llm.model import Head, load_model
@@ -110,11 +112,44 @@ def test_a_prompt_is_computed_once_and_finished_rows_leave(engine_of, monkeypatc
     assert (2, 1) in sizes
 
 
-def test_no_completion_goes_past_the_model_s_positions(engine_of) -> None:
-    made = engine_of()
+def test_no_completion_goes_past_the_model_s_positions(engine_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a row whose completion has ended, while it is still in the batch."""
+    made, decoded, places = engine_of(), LocalEngine._decoded, list[int]()
+
+    def watched(engine: LocalEngine, ids: Any, mask: Any, positions: torch.Tensor, cache: Any) -> Any:
+        places.append(int(positions.max()))
+        return decoded(engine, ids, mask, positions, cache)
+
+    monkeypatch.setattr(LocalEngine, "_decoded", watched)
     made.causal.config.max_position_embeddings = 8
     found = made.generate(PROMPTS, Sampling(12, NONE, 0.0), [[0]] * len(PROMPTS))
     assert [len(one.tokens) for (one,) in found] == [8, 3, 6, 5]
+    assert max(places) == 7
+
+
+def test_what_has_ended_stays_in_the_batch_until_there_is_enough_of_it(
+    engine_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 completions one may end without a copy of the others; the completions are those of each alone."""
+    made, seeds = engine_of(), list(range(8))
+    free = made.generate(PROMPTS[1:2], Sampling(6, NONE, 1.0), [seeds])[0]
+    stops = tuple({int(one.tokens[at]) for at, one in enumerate(free[:5])})
+    copies = list[int]()
+    select = DynamicCache.batch_select_indices
+
+    def counted(cache: Any, indices: torch.Tensor) -> None:
+        copies.append(len(indices))
+        select(cache, indices)
+
+    monkeypatch.setattr(DynamicCache, "batch_select_indices", counted)
+    together = made.generate(PROMPTS[1:2], Sampling(6, stops, 1.0), [seeds])[0]
+    assert copies[0] == 8, "the prompt, once for each"
+    assert len(copies) > 1
+    assert all(left < 0.75 * held for held, left in itertools.pairwise(copies))
+    for seed, one in zip(seeds, together, strict=True):
+        (alone,) = made.generate(PROMPTS[1:2], Sampling(6, stops, 1.0), [[seed]])[0]
+        assert one.tokens.tolist() == alone.tokens.tolist()
+        assert one.finished == alone.finished
 
 
 def test_it_says_which_weights_it_has(engine_of) -> None:
