@@ -94,7 +94,7 @@ def _told(dtype: torch.dtype) -> bool | int | float:
 
 def _ctc(log_probs: torch.Tensor, _targets: Any, _frames: Any, labels: torch.Tensor, *_: Any) -> Any:
     """What the CTC loss of [T, B, V] gives: the loss [B] and its table [B, T, 2 L + 1], of the longest labels L."""
-    frames, batch, _ = log_probs.shape
+    frames, batch = log_probs.shape[:2]
     return log_probs.new_empty(batch), log_probs.new_empty(batch, frames, 2 * int(labels.max()) + 1)
 
 
