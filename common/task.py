@@ -185,7 +185,7 @@ class Task(LightningModule, ABC):
         which has no weights."""
         return data
 
-    def held_in_rollouts(self) -> int:
+    def held_in_rollouts(self, data: Any) -> int:
         """Bytes of keys and values while the model writes what it is trained on, told by `luthier estimate`."""
         return 0
 

@@ -85,7 +85,7 @@ def dry_step(subject: Subject, checkpointing: bool | None = None) -> Step:
             dry.flops["backward"] // times,
             batch.padded,
             len(batch.indices),
-            task.held_in_rollouts(),
+            task.held_in_rollouts(batch.data),
         )
 
 

@@ -28,7 +28,7 @@ def card(recipe: Any, kind: str) -> str:
     data = "\n".join(f"- {source.label} (weight {source.weight:g})" for source in recipe.data.train)
     prompts = {name: value for name, value in recipe.data.prompts.model_dump().items() if value}
     used = "\n".join(f"- {name}: `{value!r}`" for name, value in prompts.items()) or "none"
-    weight = getattr(recipe.task, "first_stage", 0.0)
+    weight = getattr(recipe.evaluate, "first_stage", 0.0)
     added = f"\n{FIRST.format(weight=weight)}\n" if weight else ""
     loss = yaml.safe_dump(recipe.task.loss.model_dump(mode="json"), sort_keys=False)
     return f"""---

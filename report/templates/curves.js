@@ -44,7 +44,8 @@
     const rough = (high - low || 1) / number, unit = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map(m => m * unit).find(m => m >= rough * 0.999);
     const found = [];
-    for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-9; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
+    const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
+    for (let at = 0; at <= Math.min(last - first, 2 * number); at++) found.push((first + at) * step);
     return found;
   };
 
@@ -60,7 +61,10 @@
     let [x0, x1] = [Infinity, -Infinity], [y0, y1] = [Infinity, -Infinity];
     for (const [x, y] of all) { x0 = Math.min(x0, x); x1 = Math.max(x1, x); y0 = Math.min(y0, up(y)); y1 = Math.max(y1, up(y)); }
     if (x0 === x1) { x0 -= 1; x1 += 1; }
-    if (y0 === y1) { const by = Math.abs(y0) * 0.1 || 1; y0 -= by; y1 += by; }
+    if (y1 - y0 <= 1e-9 * Math.abs(y0)) { // equal but for rounding: nothing to be seen between them
+      const by = Math.abs(y0) * 0.1 || 1;
+      y0 -= by; y1 += by;
+    }
     const X = x => LEFT + (x - x0) / (x1 - x0) * (W - LEFT - RIGHT);
     const Y = y => H - BOTTOM - (up(y) - y0) / (y1 - y0) * (H - TOP - BOTTOM);
     for (const at of ticks(y0, y1, 4)) {

@@ -74,6 +74,19 @@ def pairs(place: Path) -> list[str]:
     return ["data.batch.tokens=512", "data.max_length=512"]
 
 
+def answers(place: Path) -> list[str]:
+    """The same decoder on its own answers, 8 of 32 tokens to each of 4 prompts, which differ in what they are worth."""
+    language(place)
+    rows = [{"prompt": f"What of {at}? " * 4, "answer": str(at)} for at in range(100)]
+    conftest("llm").write_rows(place / "rows.jsonl", rows)
+    code = "def reward(answers):\n    return [len(one.completion) % 7 for one in answers]\n"
+    (place / "reward.py").write_text(code)
+    return [
+        "data.batch.examples=4", "data.max_length=512", "rollout.num_generations=8", "rollout.max_new_tokens=32",
+        f"rewards=[{{kind: function, function: '{place}/reward.py:reward'}}]",
+    ]  # fmt: skip
+
+
 def speech(place: Path, makers: ModuleType) -> None:
     """Recordings of 4 to 6 seconds."""
     waves = [makers.make_tone(at, 4.0 + at % 3) for at in range(24)]
@@ -126,6 +139,21 @@ def encoder(place: Path) -> list[str]:
     return ["data.batch.examples=32"]
 
 
+def lists(place: Path) -> list[str]:
+    """A BERT of the same size with a head, on a query and 4 documents each."""
+    import transformers as hf
+
+    overrides = encoder(place)
+    grown(place / "model", hf.BertForSequenceClassification, num_labels=1)
+    rows = [
+        {"anchor": f"ask {'q1 q2 ' * 8}{at}", "positive": f"tell {'d1 d2 ' * 20}{at}",
+         "negatives": [f"tell {'d3 d4 ' * 20}{at + n}" for n in range(3)]}
+        for at in range(100)
+    ]  # fmt: skip
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [*overrides, "data.batch.examples=8", "task.loss=group_softmax"]
+
+
 def pictures(place: Path) -> list[str]:
     """A Stable Diffusion of 24 million parameters in its denoiser, trained as a whole."""
     import diffusers as df
@@ -154,9 +182,12 @@ CASES: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
         "llm.sft", lambda place: [*language(place), "model.lora.rank=16", "model.lora.target_modules=all-linear"],
     ),
     "llm.dpo": ("llm.dpo", pairs),
+    "llm.reward": ("llm.reward", pairs),
+    "llm.grpo": ("llm.grpo", answers),
     "asr.whisper": ("asr.whisper", whisper),
     "asr.ctc": ("asr.ctc", ctc),
     "embedding.dense": ("embedding.dense", encoder),
+    "embedding.reranker": ("embedding.reranker", lists),
     "diffusion.text_to_image": ("diffusion.text_to_image", pictures),
 }  # fmt: skip
 

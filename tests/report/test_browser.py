@@ -88,6 +88,18 @@ def test_smoothing_is_the_average_that_trackers_draw(opened, run_at) -> None:
     assert page.locator(".charts output >> nth=0").inner_text() == "2.667 at step 20"
 
 
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_a_curve_that_is_level_but_for_rounding_is_drawn(opened, run_at, scale: float) -> None:
+    """Steps between such numbers are smaller than what a number can be raised by."""
+    page = opened(run_at("a", losses=[scale * (0.1 + 0.2), scale * 0.3] * 5))
+    assert page.errors == []
+    assert line(page, 0).count("L") == 9
+    heights = {float(point.split(" ")[1]) for point in line(page, 0)[1:].split("L")}
+    assert heights == {101.0}, "the middle of 10 to 192"
+    numbers = page.locator(".charts figure >> nth=0 >> text[text-anchor='end']").all_text_contents()
+    assert len(set(numbers)) == len(numbers) >= 3
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_all_without_moving_sideways(opened, run_at, utterances, scheme: str) -> None:
     long = "word " * 60 + "x" * 300

@@ -43,9 +43,13 @@ def main(folder: str = FOLDER) -> int:
     reranker = load(RERANKER, _places(root, "lists", changes))
     data = [f"data.test={root / 'lists/test.jsonl'}", "evaluate.metrics=[reranking]"]
     order = evaluate_checkpoint(best, "test", data)
-    read = evaluate_checkpoint(_trained(reranker), "test")
-    console.console.print("\nthe ten that the embedding model finds first, in its order and in the reranker's:")
-    show({"embedding": order.metrics, "reranker": read.metrics}, read.samples)
+    reads = _trained(reranker)
+    alone = evaluate_checkpoint(reads, "test", ["evaluate.first_stage=0"])
+    both = evaluate_checkpoint(reads, "test")
+    console.console.print(
+        "\nthe ten that the embedding model finds first, in its order, the reranker's and that of both:"
+    )
+    show({"embedding": order.metrics, "reranker": alone.metrics, "both": both.metrics}, both.samples)
     console.console.print(f"runs: {root / 'run'}, {root / 'reranker'}", highlight=False)
     return 0
 

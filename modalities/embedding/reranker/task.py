@@ -59,27 +59,10 @@ class Task(EmbeddingTask):
         return RerankerExport(self)
 
     def logits(self, data: dict[str, Any]) -> Tensor:
-        """[M, C] of a batch's documents, with what the first stage adds.
-
-        Raises:
-            DataError: the rows don't say what the first stage found.
-        """
+        """[M, C] of a batch's documents."""
         names = ("input_ids", "attention_mask", "token_type_ids")
         found: Tensor = self.model({name: data[name] for name in names if data.get(name) is not None})[0]
-        own: Tensor = found[data["documents"]]
-        weight = self.recipe.task.first_stage
-        if not weight:
-            return own
-        if data["scores"] is None:
-            raise DataError(
-                "the rows do not say what the first stage made of each document",
-                where="task.first_stage",
-                given=f"{weight:g}",
-                expected="rows with `scores`",
-                do="`luthier mine --scores` writes them",
-            )
-        first: Tensor = data["scores"]
-        return own + weight * first[:, None].to(own)
+        return found[data["documents"]]
 
     def loss(self, data: dict[str, Any]) -> LossSum:
         found = objective(self.recipe.task.loss, self.logits(data), Facts.of(data))
@@ -87,11 +70,24 @@ class Task(EmbeddingTask):
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> Predicted:
-        """What the model makes of each query's documents, and the loss of the batch."""
+        """What the model makes of each query's documents, with what the first stage adds, and the model's own loss.
+
+        Raises:
+            DataError: the rows don't say what the first stage made of their documents.
+        """
         logits, facts = self.logits(batch.data), Facts.of(batch.data)
         found = objective(self.recipe.task.loss, logits, facts)
-        records = judged.judged(batch.data, logits.float().cpu().numpy())
-        return Predicted(records, LossSum(found.total, float(found.count)))
+        weight = self.recipe.evaluate.first_stage
+        if weight and facts.teacher is None:
+            raise DataError(
+                "the rows do not say what the first stage made of each document",
+                where="evaluate.first_stage",
+                given=f"{weight:g}",
+                expected="rows with `scores`",
+                do="`luthier mine --scores` writes them",
+            )
+        scores = logits.float() if facts.teacher is None else logits.float() + weight * facts.teacher[:, None]
+        return Predicted(judged.judged(batch.data, scores.cpu().numpy()), LossSum(found.total, float(found.count)))
 
     def score(self, records: Sequence[Any]) -> dict[str, Any]:
         return self.measured(judged.families(records, self.recipe.evaluate))

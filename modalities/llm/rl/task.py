@@ -113,14 +113,16 @@ class OnlineTask(RanksTask):
         zeros = torch.zeros(tokens)
         return self._joined(Samples(joined, lengths, groups, each, said, whole, zeros, zeros, every, every, *unknown))
 
-    def held_in_rollouts(self) -> int:
+    def held_in_rollouts(self, data: dict[str, Any]) -> int:
         if self.engine.gathers != "nothing":  # they are held elsewhere
             return 0
         section, config = self.recipe.rollout, self.causal.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         values = 2 * config.num_hidden_layers * heads * width * self.causal.dtype.itemsize
-        return int(values * section.batch * self.recipe.data.max_length)
+        prompts = [len(one.ids) or self.recipe.data.max_length for one in data["prompts"]]  # of environments: not known
+        drawn = min(section.batch, len(prompts) * section.num_generations)
+        return int(values * drawn * min(max(prompts) + self.recipe.most_tokens, self.recipe.data.max_length))
 
     @property
     def resample(self) -> int:

@@ -11,7 +11,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.cross_encoder import losses as rerank
 from sentence_transformers.sentence_transformer import losses
 
-from luthier.common.errors import DataError, RecipeError
+from luthier.common.errors import DataError
 
 SCORED = [
     {"sentence1": f"ask {a}1 b{n}", "sentence2": f"tell {a}{n} c2 d3", "score": n / 8} for n, a in enumerate("abcdefgh")
@@ -200,31 +200,26 @@ def test_fault_13_groups_stay_together(task_of) -> None:
     assert float(both.sum) == pytest.approx(sum(alone), rel=1e-5)
 
 
-def test_a_reranker_adds_to_the_scores_of_the_stage_before_it(task_of) -> None:
-    """Loss and ranking of `2 score + own`; without scores it is refused."""
+def test_a_reranker_is_evaluated_with_the_scores_of_the_stage_before_it(task_of) -> None:
+    """`own + 2 scores`; its loss is of its own; without scores it is refused."""
     documents = ["tell b0", "tell b1", "tell b2"]
     rows = [
         {"query": f"ask a{n}", "documents": documents, "labels": [1, 0, 0], "scores": [n, 1, 0.5]} for n in range(2)
     ]
     options = {"kind": "embedding.reranker", "rows": rows, "model": {"num_labels": 1}}
-    plain = task_of("task.loss=group_softmax", **options)
-    added = task_of("task.loss=group_softmax", "task.first_stage=2", **options)
-    for made in (plain, added):
-        made.task.eval()
-    batch = plain.batch([0, 1])
-    logits = plain.task.logits(batch.data)[:, 0].detach().double()
-    sums = (logits + 2 * torch.tensor([0, 1, 0.5, 1, 1, 0.5])).view(2, 3)
-    expected = -sums.log_softmax(1)[:, 0].sum()
-    assert float(added.task.loss(added.batch([0, 1]).data).sum) == pytest.approx(float(expected), rel=1e-5)
-    records = added.task.predict(added.batch([0, 1])).records
-    for record, row in zip(records, sums, strict=True):
-        assert record.scores[:, 0] == pytest.approx(row.numpy(), rel=1e-5)
+    made = task_of("task.loss=group_softmax", "evaluate.metrics=[reranking]", "evaluate.first_stage=2", **options)
+    made.task.eval()
+    batch = made.batch([0, 1])
+    own = made.task.logits(batch.data).detach().view(2, 3).double()
+    predicted = made.task.predict(batch)
+    first = torch.tensor([[0, 1, 0.5], [1, 1, 0.5]])
+    for record, expected in zip(predicted.records, own + 2 * first, strict=True):
+        assert record.scores[:, 0] == pytest.approx(expected.numpy(), rel=1e-5)
+    assert float(predicted.loss.sum) == pytest.approx(float(-own.log_softmax(1)[:, 0].sum()), rel=1e-5)
     bare = [{name: value for name, value in row.items() if name != "scores"} for row in rows]
-    without = task_of("task.loss=group_softmax", "task.first_stage=2", **{**options, "rows": bare})
+    without = task_of("evaluate.first_stage=2", **{**options, "rows": bare})
     with pytest.raises(DataError, match="luthier mine --scores"):
-        without.task.loss(without.batch([0]).data)
-    with pytest.raises(RecipeError, match="no use for first_stage"):
-        task_of("task.loss=cross_entropy", "task.first_stage=2", **options)
+        without.task.predict(without.batch([0]))
 
 
 def test_fault_5_the_classifier_of_the_softmax_loss_is_in_the_checkpoint(recipe_of, left, tmp_path: Path) -> None:
