@@ -58,12 +58,27 @@ def family(name: str) -> str:
     return "replicated" if name in ("auto", "ddp") else name.removesuffix("+tp")
 
 
-def devices(section: TrainSection) -> int | str:
-    """Lightning's `devices`: on CPU `auto` is one process."""
+def on_cpu(section: TrainSection) -> bool:
+    """Whether a training runs on the processor."""
     import torch
 
-    on_cpu = section.accelerator == "cpu" or (section.accelerator == "auto" and not torch.cuda.is_available())
-    return 1 if section.devices == "auto" and on_cpu else section.devices
+    return section.accelerator == "cpu" or not torch.cuda.is_available()
+
+
+def devices(section: TrainSection) -> int | str:
+    """Lightning's `devices`: on CPU `auto` is one process."""
+    return 1 if section.devices == "auto" and on_cpu(section) else section.devices
+
+
+def emulates_bf16(section: TrainSection) -> bool:
+    """Whether a training computes in bf16 on an x86 processor that has no units for it: right, and many times slower
+    than float32."""
+    import torch
+
+    if not section.precision.startswith("bf16") or not on_cpu(section):
+        return False
+    able = torch.cpu.get_capabilities()
+    return able["architecture"] == "x86_64" and not (able["avx512_bf16"] or able["amx_bf16"])
 
 
 def strategy(recipe: Recipe) -> Any:

@@ -26,6 +26,7 @@ from ..errors import CheckpointError, missing_extra
 from ..optim import check_names
 from ..recipe import Recipe
 from ..task import Task
+from . import on_cpu
 
 TAG = "checkpoint"
 DESCRIPTION = "luthier.json"
@@ -35,10 +36,6 @@ DESCRIPTION = "luthier.json"
 def parse(name: str) -> tuple[int, bool]:
     """(stage, whether state is kept in CPU memory) of `deepspeed_zero2_offload` and its like."""
     return int(name.removeprefix("deepspeed_zero")[0]), name.endswith("_offload")
-
-
-def on_cpu(recipe: Recipe) -> bool:
-    return recipe.train.accelerator == "cpu" or not torch.cuda.is_available()
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
@@ -54,9 +51,9 @@ def config(recipe: Recipe) -> dict[str, Any]:
         "overlap_comm": stage > 1,  # stage 1 reduces once, at the end of the window: nothing to overlap with
     }
     if offload:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": not on_cpu(recipe)}
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": not on_cpu(recipe.train)}
         if stage == 3:
-            zero["offload_param"] = {"device": "cpu", "pin_memory": not on_cpu(recipe)}
+            zero["offload_param"] = {"device": "cpu", "pin_memory": not on_cpu(recipe.train)}
     if stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = False  # model/ is written by the task, under `gathered`
     return {
@@ -91,7 +88,7 @@ def _precision(name: str, fp32_sums: bool) -> dict[str, Any]:
 
 def strategy(recipe: Recipe, timeout: timedelta) -> ZeRO:
     """The strategy of a recipe whose `train.strategy` names a stage."""
-    if on_cpu(recipe):
+    if on_cpu(recipe.train):
         os.environ["DS_ACCELERATOR"] = "cpu"  # read at DeepSpeed's first import
     return ZeRO(recipe, timeout)
 
@@ -358,7 +355,7 @@ def refuse(recipe: Recipe) -> str | None:
         return "train.tensor_parallel needs fsdp2+tp"
     if section.accelerator == "mps":
         return "DeepSpeed's ZeRO is tested on CUDA devices and CPU; set train.accelerator"
-    if section.precision == "16-mixed" and on_cpu(recipe):
+    if section.precision == "16-mixed" and on_cpu(section):
         return "DeepSpeed computes in fp16 on a GPU only; use bf16-mixed"
     if recipe.optim.name == "adafactor":
         return "adafactor needs whole matrices, and ZeRO gives the optimizer flat pieces of them; use adamw or sgd"

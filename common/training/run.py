@@ -234,6 +234,12 @@ def _announce(task: Task, sets: dict[str, Collected | None], steps: int, output:
         f"model: {trained / 1e6:.2f} of {whole / 1e6:.2f} million parameters are trained; {steps} steps",
         highlight=False,
     )
+    if strategies.emulates_bf16(task.recipe.train):
+        console.print(
+            f"train.precision={task.recipe.train.precision}: this processor has no units for bf16 and computes it many "
+            "times slower than 32",
+            highlight=False,
+        )
     if output.checkpoint:
         console.print(f"resuming from {output.checkpoint}", highlight=False)
 
