@@ -101,6 +101,9 @@ TARGETS: tuple[Target, ...] = (
            _SHERPA.format(name='from_omnilingual_asr_ctc("{path}/model.onnx"'), _ONNX),
     Target("onnx", "speech_seq2seq", "onnx_whisper", ("float32", "int8"), "onnxruntime, sherpa-onnx",
            _SHERPA.format(name='from_whisper("{path}/encoder.onnx", "{path}/decoder.onnx"'), _ONNX),
+    Target("onnx", "paraformer", "onnx_paraformer", ("float32",), "onnxruntime", _ORT, _ONNX),
+    Target("onnx", "text_to_image", "onnx_unet", ("float32",), "onnxruntime",
+           'session = onnxruntime.InferenceSession("{path}/unet/model.onnx")', _ONNX),
     Target("onnx", "causal_lm", "onnx_causal", ("float32", "int8"), "onnxruntime", _ORT, _ONNX),
     *(Target("openvino", form, "openvino_texts", ("float32", "float16"), "OpenVINO",
              'openvino.Core().compile_model("{path}/openvino_model.xml", "CPU")', (*_ONNX, "openvino"))

@@ -19,11 +19,20 @@ Axes = Mapping[str, Mapping[int, str]]
 
 LARGEST = 2**31 - 2**27
 """Bytes of weights above which they lie in a file of their own: a protobuf holds 2 GB at most."""
+OPSET = 17
+"""Of the older exporter."""
 APART = ".data"
 """What torch adds to the graph's name for that file."""
 
 
-def write(module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str], axes: Axes, file: Path) -> None:
+def write(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    axes: Axes,
+    file: Path,
+    scripted: bool = False,
+) -> None:
     """Write a module's graph.
 
     Args:
@@ -32,9 +41,14 @@ def write(module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str
         outputs: names.
         axes: what may change.
         file: to be written.
+        scripted: use torch's older exporter, which takes modules with parts in TorchScript, whose branches and sizes
+            follow from numbers.
     """
     shapes = tuple(dict(axes.get(key, {})) or None for key in inputs)
     weights = sum(value.nbytes for value in module.state_dict().values())
+    newer = {"dynamic_shapes": (shapes,) if _is_variadic(module) else shapes, "external_data": weights > LARGEST}
+    older = {"dynamic_axes": axes, "opset_version": OPSET}
+    options: dict[str, Any] = older if scripted else newer
     levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript")}
     for name in levels:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -47,10 +61,9 @@ def write(module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str
                 str(file),
                 input_names=list(inputs),
                 output_names=list(outputs),
-                dynamic_shapes=(shapes,) if _is_variadic(module) else shapes,
-                dynamo=True,
-                external_data=weights > LARGEST,
+                dynamo=not scripted,
                 verbose=False,
+                **options,
             )
     finally:
         for name, level in levels.items():

@@ -85,10 +85,10 @@ def speed(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model_file(folder)
-        write(folder, rows_of(folder, "train")[: BATCH * (options.steps + WARMUP)], "train")
+        write(folder, rows_of(folder, "train"), "train")
         sides = {
-            "peer": [str(PEERS / "nemo_ctc.py"), "--steps", str(options.steps)],
-            "ours": [__file__, "--ours", scratch, "--threads", str(options.threads)],
+            "peer": [str(PEERS / "nemo_ctc.py"), "--all-data", "--steps", str(options.steps)],
+            "ours": [__file__, "--ours", scratch, "--steps", str(options.steps), "--threads", str(options.threads)],
         }
         results = alternate(sides, options.repeats, options.threads)
     for run in results["peer"]:
@@ -163,9 +163,9 @@ def main() -> None:
         known.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     options = known.parse_args()
     if options.ours:
-        print(
-            json.dumps(ours("asr/nemo-ctc", [*overrides(options.ours, PEAK, WARM), "train.epochs=1"], options.threads))
-        )
+        steps = ["train.epochs=null", f"train.steps={options.steps + WARMUP}"]
+        lines = [*overrides(options.ours, PEAK, WARM), *steps]
+        print(json.dumps(ours("asr/nemo-ctc", lines, options.threads)))
         return
     folder = options.ours_cer or options.peer_cer
     if folder is None:

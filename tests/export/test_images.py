@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from luthier.common.checkpoint import directory
 from luthier.common.errors import ExportError
 from luthier.common.training.run import train
 from luthier.export.run import export
+from luthier.export.source import Source
+from luthier.export.targets import onnx_unet
 
 pytest.importorskip("diffusers")
 
@@ -31,6 +34,33 @@ for base, *adapter in json.loads(sys.argv[1]):
     pipe.set_progress_bar_config(disable=True)
     pictures.append(pipe("a red dot", generator=torch.Generator().manual_seed(0), **options).images[0].tolist())
 print(json.dumps(pictures))
+"""
+GRAPH = """
+import diffusers, onnxruntime
+folder, merged = sys.argv[1:]
+session = onnxruntime.InferenceSession(folder + "/unet/model.onnx")
+
+def said(sample, timestep, encoder_hidden_states, **_):
+    times = np.full(len(sample), float(timestep), np.float32)
+    given = {"sample": sample.numpy(), "timestep": times, "encoder_hidden_states": encoder_hidden_states.numpy()}
+    return (torch.from_numpy(session.run(None, given)[0]),)
+
+unet = diffusers.UNet2DConditionModel
+whole = unet.from_pretrained(merged, subfolder="unet")
+differences, _ = [], torch.manual_seed(0)
+for step, (batch, height, width, tokens) in {1: (1, 8, 8, 77), 500: (2, 16, 2, 9), 999: (3, 4, 10, 5)}.items():
+    noise, text = torch.randn(batch, 4, height, width), torch.randn(batch, tokens, 32)
+    with torch.no_grad():
+        expected = whole(noise, step, text).sample
+    differences.append([float((said(noise, step, text)[0] - expected).abs().max()), float(expected.abs().max())])
+# The pipeline of the artifact alone, with a UNet whose own weights are random and of no use.
+empty = unet.from_config(unet.load_config(folder, subfolder="unet"))
+empty.forward = said
+pipe = diffusers.DiffusionPipeline.from_pretrained(folder, unet=empty)
+pipe.set_progress_bar_config(disable=True)
+options = {"num_inference_steps": 3, "guidance_scale": 2.0, "height": 16, "width": 16, "output_type": "np"}
+picture = pipe("a red dot", generator=torch.Generator().manual_seed(0), **options).images[0]
+print(json.dumps([differences, picture.tolist()]))
 """
 LORA = {"rank": 4, "alpha": 10}
 
@@ -147,6 +177,54 @@ def test_diffusers_alone_draws_the_same(places, pipeline: str, outside) -> None:
     np.testing.assert_array_equal(kohya, adapter)
     np.testing.assert_allclose(merged, adapter, atol=1e-3)
     assert np.abs(base - adapter).max() > 0.01, "the adapter does something"
+
+
+@pytest.mark.slow
+@pytest.mark.serves("onnx", "diffusion.text_to_image", "onnxruntime")
+def test_the_graph_of_the_unet_draws_the_same(places, pipeline: str, outside) -> None:
+    """The noise for latents and texts of other sizes than the graph was made with, and the picture."""
+    place, report = places("onnx")
+    assert report["usable"]
+    assert 0 < report["largest_difference"] <= report["allowed_difference"]
+    assert report["metrics"]["loss"]["artifact"] == pytest.approx(report["metrics"]["loss"]["trained"], rel=1e-4)
+    assert not list((place / "unet").glob("*.safetensors")), "the weights are in the graph"
+    merged = places("merged")[0]
+    differences, picture = outside(GRAPH, place, merged)
+    for largest, scale in differences:
+        assert largest < 2**-13 * scale
+    expected, base = pictures(outside, (merged,), (pipeline,))
+    np.testing.assert_allclose(picture, expected, atol=1e-3)
+    assert np.abs(base - picture).max() > 0.01, "the adapter does something"
+
+
+@pytest.mark.slow
+def test_the_graph_of_a_unet_of_sdxl_takes_pooled_text_and_sizes(tmp_path: Path) -> None:
+    from diffusers import UNet2DConditionModel
+
+    torch.manual_seed(0)
+    unet = UNet2DConditionModel(
+        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, attention_head_dim=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), cross_attention_dim=32,
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), addition_embed_type="text_time", addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=24 + 6 * 8,
+    ).eval()  # fmt: skip
+    onnx_unet.write_unet(unet, tmp_path / "model.onnx")
+    served = onnx_unet.Served(tmp_path / "model.onnx")
+    given = (torch.randn(3, 4, 4, 10), torch.tensor(7), torch.randn(3, 9, 32))
+    added = {"text_embeds": torch.randn(3, 24), "time_ids": torch.randint(0, 1024, (3, 6)).float()}
+    other = {**added, "time_ids": added["time_ids"] + 100}
+    with torch.no_grad():
+        expected, changed = (unet(*given, added_cond_kwargs=one).sample for one in (added, other))
+    largest = (served(*given, added).sample - expected).abs().max()
+    assert largest < 2**-13 * expected.abs().max()
+    assert (changed - expected).abs().max() > 10 * largest, "the sizes matter"
+
+
+def test_only_a_unet_is_written_as_a_graph(tmp_path: Path) -> None:
+    flux = SimpleNamespace(pipe=SimpleNamespace(components={"transformer": None}))
+    exportable: Any = SimpleNamespace(load=lambda directory: flux)
+    with pytest.raises(ExportError, match="UNet"):
+        onnx_unet.write(Source(exportable, tmp_path, tmp_path), tmp_path / "out", "float32")
 
 
 @pytest.mark.slow

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from luthier.common.errors import ExportError
+from luthier.export.source import Source
+from luthier.export.targets import onnx_paraformer
 
 PARAFORMER = ("train.steps=80", "optim.learning_rate=3e-3")
 NEMO = ("train.steps=100", "optim.learning_rate=1e-2", "model.vocabulary=data")
@@ -13,6 +20,23 @@ FUNASR = """
 from funasr import AutoModel
 model = AutoModel(model=sys.argv[1], device="cpu", ncpu=1, disable_update=True, disable_pbar=True)
 print(json.dumps([model.generate(input=name)[0].get("text", "") for name in sys.argv[2:]]))
+"""
+GRAPH = """
+import onnxruntime, soundfile, torch, yaml
+from funasr.frontends.wav_frontend import WavFrontend
+from funasr.utils.load_utils import extract_fbank
+folder = pathlib.Path(sys.argv[1])
+session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+settings, means = yaml.safe_load((folder / "config.yaml").read_text())["frontend_conf"], folder / "am.mvn"
+frontend = WavFrontend(cmvn_file=str(means) if means.exists() else None, **settings)
+tokens, texts = json.loads((folder / "tokens.json").read_text()), []
+for name in sys.argv[2:]:
+    wave = torch.from_numpy(soundfile.read(name, dtype="float32")[0])
+    speech, lengths = extract_fbank([wave], data_type="sound", frontend=frontend)
+    scores, count = session.run(None, {"speech": speech.numpy(), "speech_lengths": lengths.int().numpy()})
+    said = [tokens[one] for one in scores[0, : count[0]].argmax(-1)]
+    texts.append(" ".join(one for one in said if one not in ("<blank>", "<s>", "</s>")))
+print(json.dumps(texts))
 """
 RESTORED = """
 from nemo.collections.asr.models import ASRModel
@@ -44,6 +68,41 @@ def proven(kind: str, format: str, changes: tuple[str, ...], script: str, export
 def test_funasr(exported, checkpoint_of, outside) -> None:
     pytest.importorskip("funasr")
     proven("asr.paraformer", "funasr", PARAFORMER, FUNASR, exported, checkpoint_of, outside)
+
+
+@pytest.mark.serves("onnx", "asr.paraformer", "onnxruntime")
+@pytest.mark.slow
+def test_the_graph_that_funasr_writes(exported, checkpoint_of, outside) -> None:
+    pytest.importorskip("funasr")
+    proven("asr.paraformer", "onnx", PARAFORMER, GRAPH, exported, checkpoint_of, outside)
+    _, report = exported("asr.paraformer", "onnx", *PARAFORMER)
+    assert 0 < report["largest_difference"] <= report["allowed_difference"]
+
+
+def test_a_graph_that_finds_no_token_says_nothing() -> None:
+    """onnxruntime then fails, as FunASR's own runtimes know; any other failure is one."""
+    states = pytest.importorskip("onnxruntime").capi.onnxruntime_pybind11_state
+    runner = object.__new__(onnx_paraformer.Runner)
+
+    def fails(error: Exception) -> Any:
+        def session(given: dict[str, np.ndarray]) -> Any:
+            assert given["speech_lengths"].tolist() == [7]
+            raise error
+
+        return session
+
+    features = np.zeros((1, 7, 5), np.float32)
+    runner.session = fails(states.RuntimeException("Reshape: 0 elements"))
+    assert runner(features).shape[0] == 0
+    runner.session = fails(ValueError("another"))
+    with pytest.raises(ValueError, match="another"):
+        runner(features)
+
+
+def test_only_a_plain_paraformer_has_a_graph(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: SenseVoiceSmall\n")
+    with pytest.raises(ExportError, match="plain"):
+        onnx_paraformer.write(Source(None, tmp_path, tmp_path), tmp_path / "out", "float32")
 
 
 @pytest.mark.serves("nemo", "asr.nemo", "NeMo")

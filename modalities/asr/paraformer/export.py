@@ -3,6 +3,7 @@ follow."""
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ....common.data.processing import Batch
+from ....common.errors import ExportError
 from ....common.exportable import Exportable, Output
 from ....common.merging import merged
 from ....common.task import Predicted
@@ -38,6 +40,28 @@ class ParaformerExport(Exportable):
             options = {"device": "cpu", "ncpu": torch.get_num_threads(), "disable_update": True, "disable_pbar": True}
             return AutoModel(model=str(directory), **options).model.eval()
 
+    def runner_of(self, model: Any) -> Any:
+        """FunASR's decoding around a graph, which gives log-probabilities [L, V] of features [1, T, F].
+
+        Raises:
+            ExportError: the recipe decodes with the CTC head, which graphs don't have.
+        """
+        if self.task.recipe.evaluate.decoding_ctc_weight:
+            raise ExportError(
+                "the graph has no CTC head", where="evaluate.decoding_ctc_weight", expected=0,
+                do="evaluate.decoding_ctc_weight=0",
+            )  # fmt: skip
+
+        def scored(features: Tensor, lengths: Tensor) -> tuple[Any, ...]:
+            rows = torch.from_numpy(model(features.float().numpy()))[None]
+            return rows, torch.tensor([float(rows.shape[1])]), None, None
+
+        decoding = copy(self.task.paraformer)
+        decoding.encode = lambda features, lengths, **_: (features, lengths)
+        decoding.calc_predictor = scored
+        decoding.cal_decoder_with_predictor = lambda features, lengths, rows, number: (rows, number)
+        return decoding
+
     def outputs(self, runner: Any, data: dict[str, Any]) -> list[Output]:
         """Log-probabilities of each token (SenseVoice: frame), and the transcript."""
         self._take(runner)
@@ -64,9 +88,16 @@ class ParaformerExport(Exportable):
         return found
 
     def predict(self, runner: Any, batch: Batch) -> Predicted:
-        """What the task makes of the runner's network."""
+        """What the task makes of the runner's network; of a graph no loss, which needs its parts."""
         self._take(runner)
-        return self.own_predict(batch)
+        if "encode" not in vars(runner):
+            return self.own_predict(batch)
+        given = vars(self.task)
+        given["_known_loss"] = lambda data: None
+        try:
+            return self.own_predict(batch)
+        finally:
+            del given["_known_loss"]
 
     def _take(self, runner: Any) -> None:
         self.task._paraformer = [runner]
