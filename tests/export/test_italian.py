@@ -31,7 +31,7 @@ from faster_whisper.audio import decode_audio
 model = WhisperModel(sys.argv[1], device="cpu", compute_type=sys.argv[2], cpu_threads=1)
 options = {"language": "en", "beam_size": 1, "temperature": 0.0, "without_timestamps": True,
            "condition_on_previous_text": False, "no_speech_threshold": None, "log_prob_threshold": None,
-           "compression_ratio_threshold": None}
+           "compression_ratio_threshold": None, "max_new_tokens": 60}
 
 def heard(name):
     wave = decode_audio(name)
@@ -89,7 +89,7 @@ def same(tuned: Path, format: str, dtype: str, folder: Path) -> tuple[Path, floa
     return place, rates["trained"]
 
 
-@pytest.mark.xfail(reason="faster-whisper makes more errors than CTranslate2 with the same artifact: 0.91, 0.56")
+@pytest.mark.xfail(reason="2 of 340 words more than CTranslate2, by a recording that repeats itself up to the limit")
 @pytest.mark.parametrize(("dtype", "compute"), [("float32", "float32"), ("int8", "int8_float32")])
 def test_faster_whisper(dtype: str, compute: str, tuned: Path, outside: Callable[..., Any], tmp_path: Path) -> None:
     """On recordings filled up with silence to 30 s. faster-whisper itself fills the features of shorter ones with
