@@ -81,16 +81,20 @@ class Task(SpeechTask):
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> Predicted:
-        """Transcripts of a batch, as `Scored` records, and its loss, without the random glimpses at the target that the
-        decoder gets in training. Each row is transcribed alone, as FunASR's own programs do: padding is not masked
-        everywhere, and a transcript must not depend on what else is in its batch."""
-        data = batch.data
-        records = []
+        """Transcripts of a batch, and its loss, without the random glimpses at the target that the decoder gets in
+        training."""
+        return Predicted(self.heard(batch), self._known_loss(batch.data))
+
+    @torch.no_grad()
+    def heard(self, batch: Batch) -> list[Any]:
+        """Transcripts of a batch, as `Scored` records. Each row is transcribed alone, as FunASR's own programs do:
+        padding is not masked everywhere, and a transcript must not depend on what else is in its batch."""
+        data, records = batch.data, []
         for row, utterance in enumerate(data["utterances"]):
             hypothesis = self.transcribe(data["speech"][row, : int(data["speech_lengths"][row])], utterance)
             language = utterance.language or self.recipe.task.language
             records.append(self.record(utterance, hypothesis, language))
-        return Predicted(records, self._known_loss(data))
+        return records
 
     def _known_loss(self, data: dict[str, Any]) -> LossSum | None:
         """The loss of the rows whose text is known and can be written: not that of a piece of a long recording."""

@@ -77,16 +77,17 @@ class Task(EmbeddingTask):
         """
         logits, facts = self.logits(batch.data), Facts.of(batch.data)
         found = objective(self.recipe.task.loss, logits, facts)
-        weight = self.recipe.evaluate.first_stage
-        if weight and facts.teacher is None:
-            raise DataError(
-                "the rows do not say what the first stage made of each document",
-                where="evaluate.first_stage",
-                given=f"{weight:g}",
-                expected="rows with `scores`",
-                do="`luthier mine --scores` writes them",
-            )
-        scores = logits.float() if facts.teacher is None else logits.float() + weight * facts.teacher[:, None]
+        scores = logits.float()
+        if weight := self.recipe.evaluate.first_stage:
+            if facts.teacher is None:
+                raise DataError(
+                    "the rows do not say what the first stage made of each document",
+                    where="evaluate.first_stage",
+                    given=f"{weight:g}",
+                    expected="rows with `scores`",
+                    do="`luthier mine --scores` writes them",
+                )
+            scores = scores + weight * facts.teacher[:, None]
         return Predicted(judged.judged(batch.data, scores.cpu().numpy()), LossSum(found.total, float(found.count)))
 
     def score(self, records: Sequence[Any]) -> dict[str, Any]:

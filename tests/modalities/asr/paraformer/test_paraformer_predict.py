@@ -8,11 +8,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from luthier.common.data.processing import Batch
 from luthier.common.errors import RecipeError
+from luthier.modalities.asr.paraformer.export import ParaformerExport
 
 ELSEWHERE = """
 import json, sys
@@ -148,3 +150,16 @@ def test_a_beam_search_with_the_ctc_head(make_task, collated, directory_of, make
     assert found == expected
     with pytest.raises(RecipeError, match="num_beams and decoding_ctc_weight"):
         make_recipe(path, evaluate={"num_beams": 3})
+
+
+def test_a_graph_that_finds_no_token_writes_nothing_and_has_no_loss(make_task, collated, directory_of):
+    """What an exported graph says of silence, read by FunASR's own decoding."""
+    task = make_task(directory_of("sanm"))
+    batch = collated(task.processing, range(2))
+    export = ParaformerExport(task)
+    silent = export.runner_of(lambda features: np.zeros((0, 1), np.float32))
+    found = export.predict(silent, Batch(0, 0, (0, 1), batch, 1.0, 1.0))
+    assert [record.hypothesis for record in found.records] == ["", ""]
+    assert found.loss is None
+    outputs = export.outputs(silent, batch)
+    assert [(one.text, len(one.numbers)) for one in outputs] == [("", 0), ("", 0)]
