@@ -10,6 +10,10 @@ stay. Nothing else should run.
     python tests/benchmarks/bench.py --compare BEFORE.json AFTER.json
 
 says which ratios fell by over 15%, and then ends with exit code 1.
+
+    python tests/benchmarks/bench.py --table
+
+prints the file as the table of the README.
 """
 
 from __future__ import annotations
@@ -66,16 +70,14 @@ COMPARISONS = (
     Comparison("llm", ("preferences.py", "reward", *FP32), {"reward": "reward_fp32"}),
     Comparison("llm", ("grpo.py", *FP32), {"grpo": "grpo_fp32"}),
     Comparison("embedding", ("embedding.py", "--settings", "fp32"), {"mnrl_fp32": "embedding_fp32"}),
-    Comparison("embedding", ("embedding.py", "--settings", "bf16", "--steps", "2"), {"mnrl_bf16": "embedding_bf16"}),
+    Comparison("embedding", ("embedding.py", "--settings", "bf16"), {"mnrl_bf16": "embedding_bf16"}),
     Comparison("embedding", ("embedding.py", "--settings", "rerank"), {"rerank": "embedding_rerank"}),
     Comparison(
         "diffusion",
         ("diffusion.py", "--settings", "warm", "cold"),
         {"image_lora_fp32": "image_lora_warm", "image_lora_cold": "image_lora_cold"},
     ),
-    Comparison(
-        "diffusion", ("diffusion.py", "--settings", "bf16", "--steps", "2"), {"image_lora_bf16": "image_lora_bf16"}
-    ),
+    Comparison("diffusion", ("diffusion.py", "--settings", "bf16"), {"image_lora_bf16": "image_lora_bf16"}),
     Comparison(
         "scaling",
         ("scaling.py",),
@@ -91,10 +93,14 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side; medians are compared")
     parser.add_argument("--output", type=Path, default=Path("benchmarks.json"))
     parser.add_argument("--dry", action="store_true", help="only say what would be run")
+    parser.add_argument("--table", action="store_true", help="only print the output file as Markdown")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
     options = parser.parse_args()
     if options.compare:
         return compare(*(read(file) for file in options.compare))
+    if options.table:
+        print("\n".join(markdown(read(options.output))))
+        return 0
     if options.dry:
         for comparison in chosen(options.only):
             print(", ".join(comparison.names), ":", *command(comparison, options.repeats))
@@ -137,7 +143,18 @@ def run(comparison: Comparison, repeats: int) -> dict[str, dict[str, Any]]:
         print(f"{comparison.script[0]}: exit {process.returncode}", file=sys.stderr)
         return {}
     table = json.loads(last)
-    return {name: table[theirs] for name, theirs in comparison.names.items() if theirs in table}
+    return {
+        name: {**table[theirs], "machine": machine()} for name, theirs in comparison.names.items() if theirs in table
+    }
+
+
+def machine() -> str:
+    """What the figures were taken on."""
+    from torch.backends import cpu
+    from torch.cpu import get_capabilities
+
+    bf16 = "with" if get_capabilities().get("avx512_bf16") else "without"
+    return f"{os.cpu_count()} cores, {cpu.get_cpu_capability()}, {bf16} units for bf16"
 
 
 def lines(process: subprocess.Popen[str]) -> Iterator[str]:
@@ -158,6 +175,18 @@ def write(file: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
         {"name": name, **{key: value for key, value in row.items() if key != "name"}} for name, row in results.items()
     ]
     file.write_text(json.dumps({"results": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def markdown(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lines of a table of the comparisons with a peer on this machine."""
+    lines = ["| work | speed, ratio (single runs) | peak memory, ratio | in the model |", "| --- | --- | --- | --- |"]
+    for name, row in results.items():
+        if "spread" in row and "efficiency" not in row:
+            least, most = row["spread"]
+            runs = "" if least == most else f" ({least:.2f} to {most:.2f})"
+            memory, share = f"{row['peak_memory_ratio']:.2f}", f"{row['compute_share']:.0%}"
+            lines.append(f"| `{name}` | {row['ratio']:.2f}{runs} | {memory} | {share} |")
+    return lines
 
 
 def compare(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> int:

@@ -24,17 +24,22 @@ SHARED = Path(__file__).parents[3] / "shared"
 PROMPTS = SHARED / "data" / "telephone-prompts"
 WITHIN = 0.005
 """Largest difference of a normalised word error rate."""
+MOST = 60
+"""Tokens of a transcript: what the model repeats without end is cut here, in evaluation and by every runtime."""
+PROMPT = 2
+"""Tokens before it, of a model that knows only English: start of transcript, no timestamps."""
 
 FASTER = """
+import soundfile, soxr
 from faster_whisper import WhisperModel
-from faster_whisper.audio import decode_audio
 model = WhisperModel(sys.argv[1], device="cpu", compute_type=sys.argv[2], cpu_threads=1)
 options = {"language": "en", "beam_size": 1, "temperature": 0.0, "without_timestamps": True,
            "condition_on_previous_text": False, "no_speech_threshold": None, "log_prob_threshold": None,
-           "compression_ratio_threshold": None, "max_new_tokens": 60}
+           "compression_ratio_threshold": None, "max_new_tokens": int(sys.argv[4])}
 
 def heard(name):
-    wave = decode_audio(name)
+    wave, rate = soundfile.read(name, dtype="float32")
+    wave = soxr.resample(wave, rate, 16000)
     wave = np.pad(wave, (0, 30 * 16000 - len(wave)))
     return " ".join(part.text.strip() for part in model.transcribe(wave, **options)[0])
 
@@ -65,7 +70,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
         "optim": {"learning_rate": 1e-4, "schedule": "linear", "warmup": 0.1},
         "train": {"steps": 100, "accelerator": "cpu", "devices": 1, "threads": 1},
-        "evaluate": {"every": "never", "max_new_tokens": 60},
+        "evaluate": {"every": "never", "max_new_tokens": MOST},
         "checkpoint": {"every": None},
         "output": str(folder / "run"),
     }  # fmt: skip
@@ -89,15 +94,17 @@ def same(tuned: Path, format: str, dtype: str, folder: Path) -> tuple[Path, floa
     return place, rates["trained"]
 
 
-@pytest.mark.xfail(reason="2 of 340 words more than CTranslate2, by a recording that repeats itself up to the limit")
 @pytest.mark.parametrize(("dtype", "compute"), [("float32", "float32"), ("int8", "int8_float32")])
 def test_faster_whisper(dtype: str, compute: str, tuned: Path, outside: Callable[..., Any], tmp_path: Path) -> None:
-    """On recordings filled up with silence to 30 s. faster-whisper itself fills the features of shorter ones with
-    zeros, which are no silence, and which the model has not heard."""
+    """On what the model has been trained on: recordings that soxr brought to 16 kHz, filled up with silence to 30 s.
+    faster-whisper itself resamples by FFmpeg, which made 3 errors more in 340 words here, and fills the features of
+    shorter ones with zeros, which are no silence. Of its `max_new_tokens` and the prompt together CTranslate2 gives a
+    transcript half."""
     pytest.importorskip("faster_whisper")
     place, trained = same(tuned, "ctranslate2", dtype, tmp_path)
     names = [row["audio"] for row in kept("validation")]
-    assert abs(rate(outside(FASTER, place, compute, json.dumps(names))) - trained) <= WITHIN
+    heard = outside(FASTER, place, compute, json.dumps(names), str(2 * MOST - PROMPT))
+    assert abs(rate(heard) - trained) <= WITHIN
 
 
 def test_onnx(tuned: Path, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from luthier.common.data.processing import Batch
+from luthier.common.data.plan import Planned
+from luthier.common.data.processing import Batch, PlannedData
 from luthier.common.errors import RecipeError
 from luthier.modalities.asr.paraformer.export import ParaformerExport
 
@@ -163,3 +164,22 @@ def test_a_graph_that_finds_no_token_writes_nothing_and_has_no_loss(make_task, c
     assert found.loss is None
     outputs = export.outputs(silent, batch)
     assert [(one.text, len(one.numbers)) for one in outputs] == [("", 0), ("", 0)]
+
+
+def test_pieces_of_a_long_recording_have_no_part_in_the_loss(make_task, sanm):
+    """The 12 recordings are of 0.6 to 1.7 s; those above 1 s are cut. Nobody speaks in them, so evenly."""
+    pytest.importorskip("silero_vad")
+    task = make_task(sanm, data={"audio": {"max_seconds": 1.0, "voice": {}}}).eval()
+    processing = task.processing
+    (source,) = task.recipe.data.train
+    pieces = [piece for item in processing.read(source) for piece in processing.examine(item, False)]
+    assert len(pieces) > 12
+
+    def predicted(chosen):
+        return task.predict(PlannedData(processing, chosen, None)[Planned(0, 0, tuple(range(len(chosen))))])
+
+    every, known = predicted(pieces), predicted([piece for piece in pieces if piece.whole is None])
+    assert len(every.records) == len(pieces)
+    assert every.loss.count == known.loss.count > 0
+    torch.testing.assert_close(every.loss.sum, known.loss.sum, rtol=1e-4, atol=1e-4)
+    assert task.score(every.records)["utterances"] == 12
