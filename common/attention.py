@@ -22,12 +22,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .errors import ModelError
+from .processor import bf16_units
 
 NAME = "luthier_documents"
 """Name of this attention in transformers' registry (`attn_implementation`)."""
 
 SMALL = 128**2
 """Products of tokens that cost about as much as the overhead of attending to one more group of texts."""
+
+PRODUCTS = 512**2
+"""Scores of a head up to which a CPU attends faster in bf16 by plain products: the backward pass of torch's fused kernel
+takes 2 to 15 times as long there. That kernel wins from about 1,000 tokens on, and takes less memory."""
 
 _watchers: list[list[int | None]] = []
 
@@ -171,16 +176,16 @@ def _each(
 ) -> Tensor:
     """Causal attention of documents of one length, [R, H, T, D]; they are the last of the keys, which may be more."""
     length, known = query.shape[2], key.shape[2]
-    seen = None
-    if softcap is not None or known > length or (sliding_window is not None and length > sliding_window):
+    seen, plain = None, softcap is not None or by_products(query.device.type, query.dtype, length * known)
+    if plain or known > length or (sliding_window is not None and length > sliding_window):
         before = known - length
         seen = torch.ones(length, known, dtype=torch.bool, device=query.device).tril(before)
         seen = seen if sliding_window is None else seen.triu(before + 1 - sliding_window)
-    if softcap is None:
-        return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=seen is None, scale=scaling
-        )
-    return _capped(query, key, value, seen, scaling, dropout, softcap)
+    if plain:
+        return _products(query, key, value, seen, scaling, dropout, softcap)
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=seen is None, scale=scaling
+    )
 
 
 def similar(sizes: Sequence[int]) -> Iterator[list[int]]:
@@ -218,25 +223,47 @@ def _of_texts(
             row.index_select(0, places.flatten()).unflatten(0, seen.shape).transpose(1, 2) for row in rows
         )  # [R, H, T, D]
         mask = None if len(set(group)) == 1 else seen[:, None, None, :]
-        if softcap is None:
-            found = functional.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, scale=scaling)
+        if softcap is not None or by_products(q.device.type, q.dtype, max(group) ** 2):
+            found = _products(q, k, v, mask, scaling, dropout, softcap)
         else:
-            found = _capped(q, k, v, mask, scaling, dropout, softcap)
+            found = functional.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, scale=scaling)
         parts.append(found.transpose(1, 2).flatten(0, 1).index_select(0, seen.flatten().nonzero()[:, 0]))
         start += sum(group)
     return torch.cat(parts)[None]
 
 
-def _capped(
-    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, scaling: float | None, dropout: float, cap: float
+def by_products(device: str, dtype: torch.dtype, scores: int) -> bool:
+    """Whether plain products attend faster than torch's fused kernel.
+
+    Args:
+        device: its type.
+        dtype: of queries, keys and values.
+        scores: of a head: queries times keys.
+    """
+    return device == "cpu" and dtype == torch.bfloat16 and scores <= PRODUCTS and _units() is True
+
+
+_units = cache(bf16_units)
+
+
+def _products(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor | None,
+    scaling: float | None,
+    dropout: float,
+    cap: float | None,
 ) -> Tensor:
-    """Attention with capped scores, [B, H, T, D]; `seen` is a mask of booleans, or is added to the scores."""
+    """Attention, [B, H, T, D], with scores that may be capped; `seen` is a mask of booleans, or is added to them."""
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    scores = cap * torch.tanh(query @ key.transpose(2, 3) * scale / cap)
+    scores = query @ key.transpose(2, 3) * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
     if seen is not None:  # not minus infinity: a padded place may see nothing at all, and would become NaN
         least = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(~seen, least) if seen.dtype == torch.bool else scores + seen
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+    weights = scores.softmax(dim=-1).to(value.dtype)  # sums are float32 or finer in any case
     return functional.dropout(weights, dropout) @ value
 
 
@@ -260,7 +287,7 @@ def _masked(
     if mask is None and length > 1:
         mask = torch.ones(length, known, dtype=torch.bool, device=query.device).tril()
     key, value = _for_all_heads(query, key, value)
-    return _capped(query, key, value, mask, scaling, dropout, softcap).transpose(1, 2).contiguous(), None
+    return _products(query, key, value, mask, scaling, dropout, softcap).transpose(1, 2).contiguous(), None
 
 
 def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

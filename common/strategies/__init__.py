@@ -73,12 +73,9 @@ def devices(section: TrainSection) -> int | str:
 def emulates_bf16(section: TrainSection) -> bool:
     """Whether a training computes in bf16 on an x86 processor that has no units for it: right, and many times slower
     than float32."""
-    import torch
+    from ..processor import bf16_units
 
-    if not section.precision.startswith("bf16") or not on_cpu(section):
-        return False
-    able = torch.cpu.get_capabilities()
-    return able["architecture"] == "x86_64" and not (able["avx512_bf16"] or able["amx_bf16"])
+    return section.precision.startswith("bf16") and on_cpu(section) and bf16_units() is False
 
 
 def strategy(recipe: Recipe) -> Any:

@@ -151,9 +151,10 @@ def run(comparison: Comparison, repeats: int) -> dict[str, dict[str, Any]]:
 def machine() -> str:
     """What the figures were taken on."""
     from torch.backends import cpu
-    from torch.cpu import get_capabilities
 
-    bf16 = "with" if get_capabilities().get("avx512_bf16") else "without"
+    from luthier.common.processor import bf16_units
+
+    bf16 = "with" if bf16_units() else "without"
     return f"{os.cpu_count()} cores, {cpu.get_cpu_capability()}, {bf16} units for bf16"
 
 

@@ -41,6 +41,9 @@ class Parts:
         start = facts(str(weights)) if weights is not None and self.whole else known
         lower = recipe.train.precision.startswith("bf16") and not section.trains_text
         self.pipe = load(start, torch.bfloat16 if lower else torch.float32)
+        from ..attention import by_length
+
+        by_length(self.denoiser)
         self._prepare(weights)
 
     def _prepare(self, weights: Path | None) -> None:
