@@ -31,8 +31,8 @@ SMALL = 128**2
 """Products of tokens that cost about as much as the overhead of attending to one more group of texts."""
 
 PRODUCTS = 512**2
-"""Scores of a head up to which a CPU attends faster in bf16 by plain products: the backward pass of torch's fused kernel
-takes 2 to 15 times as long there. That kernel wins from about 1,000 tokens on, and takes less memory."""
+"""Scores of a head up to which a CPU attends faster in bf16 by plain products: torch's fused kernel takes 2
+to 15 times as long for the backward pass there. It wins from about 1,000 tokens on, and takes less memory."""
 
 _watchers: list[list[int | None]] = []
 

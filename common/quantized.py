@@ -70,6 +70,19 @@ def quantise(module: nn.Module, precision: str, adapts: bool) -> None:
             small.bias = layer.bias
             setattr(parent, name, small.to(device))
     module.is_loaded_in_4bit = True  # type: ignore[assignment]  # by which PEFT chooses its layers
+    keep(module)
+
+
+def keep(module: nn.Module) -> None:
+    """Keep 4-bit weights as they are. On processors with units for bf16 bitsandbytes else packs them anew at the first
+    evaluation, with scales in bf16, so that the rest of the training would have another base.
+
+    Args:
+        module: with layers of bitsandbytes.
+    """
+    for layer in module.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 def _dtype(precision: str) -> torch.dtype:

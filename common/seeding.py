@@ -12,7 +12,6 @@ from functools import cache
 import numpy as np
 import torch
 
-
 _accelerated = cache(torch.accelerator.is_available)  # each call would ask the driver
 
 

@@ -102,7 +102,8 @@ class ZeRO(DeepSpeedStrategy):
     """
 
     def __init__(self, recipe: Recipe, timeout: timedelta):
-        super().__init__(config=config(recipe), timeout=timeout)
+        super().__init__(config=config(recipe))
+        self._timeout = timeout  # which Lightning 2.4 takes no argument for
         self.stage, _ = parse(recipe.train.strategy)
 
     def _format_config(self) -> None:
@@ -123,6 +124,17 @@ class ZeRO(DeepSpeedStrategy):
         reset_seed()
         self.set_world_ranks()
         self._init_deepspeed_distributed()
+
+    def _init_deepspeed_distributed(self) -> None:
+        """As Lightning's, which hands on no time-out in 2.4."""
+        import deepspeed
+
+        assert self.cluster_environment is not None
+        self._set_node_environment_variables()
+        self._process_group_backend = self._get_process_group_backend()
+        deepspeed.init_distributed(
+            self._process_group_backend, distributed_port=self.cluster_environment.main_port, timeout=self._timeout
+        )
 
     def _setup_model_and_optimizer(self, model: nn.Module, optimizer: Any, lr_scheduler: Any = None) -> Any:
         import deepspeed

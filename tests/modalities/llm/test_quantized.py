@@ -25,6 +25,7 @@ def test_loss_and_gradients_are_those_of_the_base_that_the_bits_stand_for(task_o
     plain = task_of("model.lora.rank=4", "model.lora.target_modules=all-linear", output="plain").task
     layers = {name: layer for name, layer in quantised.named_modules() if isinstance(layer, Linear4bit)}
     assert len(layers) == 7 * quantised.causal.config.num_hidden_layers  # the output layer stays as it is
+    assert not any(layer.support_avx512bf16_for_cpu for layer in layers.values())
     with torch.no_grad():
         for name, layer in layers.items():
             values = dequantize_4bit(layer.weight.data, layer.weight.quant_state)

@@ -5,7 +5,8 @@ Test files can't import from each other in pytest's importlib mode, so shared fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ STREAMED = {
     "conv_context_size": "causal",
     "conv_norm_type": "layer_norm",
 }
+
+
+@pytest.fixture(autouse=True)
+def _log_handlers(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """pytest's handler listens to NeMo's logger too, and NeMo sets the level of all handlers of that: it would stay."""
+    yield
+    caplog.handler.setLevel(logging.NOTSET)
 
 
 def conformer(**changes: Any) -> dict[str, Any]:

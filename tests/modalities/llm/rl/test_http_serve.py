@@ -37,8 +37,9 @@ def folder(model_of) -> Path:
 def url(folder: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    options = ["--port", str(port), "--device", "cpu"]
     process = subprocess.Popen(
-        [Path(sys.executable).with_name("transformers"), "serve", str(folder), "--port", str(port), "--device", "cpu"],
+        [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
