@@ -13,7 +13,7 @@ says which ratios fell by over 15%, and then ends with exit code 1.
 
     python tests/benchmarks/bench.py --table
 
-prints the file as the table of the README.
+prints the file as the tables of the README.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def main() -> int:
     if options.compare:
         return compare(*(read(file) for file in options.compare))
     if options.table:
-        print("\n".join(markdown(read(options.output))))
+        print("\n\n".join(markdown(read(options.output))))
         return 0
     if options.dry:
         for comparison in chosen(options.only):
@@ -179,15 +179,24 @@ def write(file: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def markdown(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Lines of a table of the comparisons with a peer on this machine."""
-    lines = ["| work | speed, ratio (single runs) | peak memory, ratio | in the model |", "| --- | --- | --- | --- |"]
+    """Tables of the comparisons with a peer, and of those of several processes."""
+    peers = ["| work | speed, ratio (single runs) | peak memory, ratio | in the model |", "| --- | --- | --- | --- |"]
+    processes = [
+        "| work | speed, ratio (single runs) | efficiency | the bare loop's | sent in a step, kB | by the bare loop |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for name, row in results.items():
-        if "spread" in row and "efficiency" not in row:
-            least, most = row["spread"]
-            runs = "" if least == most else f" ({least:.2f} to {most:.2f})"
-            memory, share = f"{row['peak_memory_ratio']:.2f}", f"{row['compute_share']:.0%}"
-            lines.append(f"| `{name}` | {row['ratio']:.2f}{runs} | {memory} | {share} |")
-    return lines
+        if "spread" not in row:  # of a GPU
+            continue
+        least, most = row["spread"]
+        ratio = f"| `{name}` | {row['ratio']:.2f}" + (f" ({least:.2f} to {most:.2f})" if least != most else "")
+        if "efficiency" not in row:
+            peers.append(f"{ratio} | {row['peak_memory_ratio']:.2f} | {row['compute_share']:.0%} |")
+            continue
+        efficiencies = f"{row['efficiency']:.0%} | {row['peer_efficiency']:.0%}"
+        sent = f"{row['bytes_per_step'] / 1e3:,.1f} | {row['peer_bytes_per_step'] / 1e3:,.1f}"
+        processes.append(f"{ratio} | {efficiencies} | {sent} |")
+    return ["\n".join(table) for table in (peers, processes) if len(table) > 2]
 
 
 def compare(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 
 from sides import PEERS, WARMUP, alternate, child, compared, ours, parser, publish
 
+BUCKET = 4  # batches of similar lengths are made from so many that were drawn; with many an epoch is nearly sorted
 BATCH, LONGEST, WIDTH = 8, 30.0, 176  # the peer's
 PEAK, WARM = 2.0 / math.sqrt(WIDTH * 10000), 10000  # of its Noam schedule
 # Of the comparison of error rates, whose runs are shorter than that warm-up, and its model, which learns sooner.
@@ -74,7 +75,7 @@ def overrides(folder: Path, peak: float, warm: int) -> list[str]:
     """Our recipe for what the peer does: the same rows in batches of as many, optimizer, schedule and masks."""
     return [
         f"model.path={folder}/model.yaml", f"data.train={folder}/train.jsonl", f"data.batch.examples={BATCH}",
-        "data.batch.seconds=null", "data.batch.bucket_batches=1000", "data.audio.silence_dbfs=-120",
+        "data.batch.seconds=null", f"data.batch.bucket_batches={BUCKET}", "data.audio.silence_dbfs=-120",
         "data.augment.frequency_masks=2", "data.augment.time_masks=10", "task.language=it", "optim.clip_norm=null",
         f"optim.learning_rate={peak}", f"optim.warmup={warm}", "optim.schedule=inverse_sqrt",
         "optim.betas=[0.9, 0.98]", "data.max_bad=1",

@@ -17,6 +17,7 @@ NAMES = (
     "gpu_llama3_8b_lora",
 )  # fmt: skip
 BENCH = Path(__file__).with_name("bench.py")
+ROOT = BENCH.parents[2]
 
 
 def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -85,6 +86,14 @@ def test_each_script_finds_what_bench_asks_it_for() -> None:
     asked = {name for one in module.COMPARISONS for name in one.names}
     assert asked >= set(NAMES)
     assert set(found) == asked
+
+
+def test_the_readme_shows_the_results_that_are_kept() -> None:
+    module = bench()
+    tables = module.markdown(module.read(ROOT / "benchmarks.json"))
+    assert len(tables) == 2
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [table in readme for table in tables] == [True, True]
 
 
 def bench() -> Any:
