@@ -3,8 +3,8 @@
     python tests/benchmarks/overhead.py [--works whisper sft ...] [--steps 100] [--repeats 3]
 
 The works are the examples that ship, which need no downloads. The bare loop makes the same batches, and then has only
-forward, backward, clipping, optimizer and schedule. Of ours also the share of the time from the begin of a forward pass
-to the end of the optimizer's step is told: what is left makes batches, logs, and looks after the run.
+forward, backward, clipping, optimizer and schedule; neither saves. Of ours also the share of the time from the begin of
+a forward pass to the end of the optimizer's step is told: what is left makes batches, logs, and looks after the run.
 
 Floors: forward and backward of the model over the same examples one by one, without padding; and the operations of that
 at the rate at which this machine multiplies large matrices. The first is no bound for small models, whose matrices are
@@ -52,7 +52,12 @@ class Work:
     overrides: tuple[str, ...] = ()
 
 
-PAIRS = ("model.path=runs/arithmetic/model", "data.train=runs/arithmetic/pairs/validation.jsonl", "data.test=[]")
+# At the end of an epoch a run without evaluations saves: the few pairs are taken 20 times in one.
+PAIRS = (
+    "model.path=runs/arithmetic/model",
+    "data.train={path: runs/arithmetic/pairs/validation.jsonl, weight: 20}",
+    "data.test=[]",
+)
 WORKS = {
     "whisper": Work("asr/demo", "asr.demo.prepare"),
     "ctc": Work("asr/wav2vec2-ctc-toy", "asr.ctc.toy"),
@@ -139,7 +144,7 @@ def _side(side: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
 
     torch.set_num_threads(options.threads)
     work, steps = WORKS[name], options.steps + WARMUP
-    overrides = [*work.overrides, "train.epochs=null", f"train.steps={steps}"]
+    overrides = [*work.overrides, "train.epochs=null", f"train.steps={steps}", "checkpoint.every=null"]
     if side == "ours":
         return ours(work.recipe, overrides, options.threads)
     return (bare if side == "bare" else alone)(work.recipe, overrides)
