@@ -21,7 +21,7 @@ from typing import Any
 
 from sides import PEERS, WARMUP, alternate, child, compared, ours, parser, publish
 
-BUCKET = 4  # batches of similar lengths are made from so many that were drawn; with many an epoch is nearly sorted
+BUCKET = 8  # batches of similar lengths are made from so many that were drawn; with many an epoch is nearly sorted
 BATCH, LONGEST, WIDTH = 8, 30.0, 176  # the peer's
 PEAK, WARM = 2.0 / math.sqrt(WIDTH * 10000), 10000  # of its Noam schedule
 # Of the comparison of error rates, whose runs are shorter than that warm-up, and its model, which learns sooner.
