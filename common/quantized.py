@@ -70,10 +70,10 @@ def quantise(module: nn.Module, precision: str, adapts: bool) -> None:
             small.bias = layer.bias
             setattr(parent, name, small.to(device))
     module.is_loaded_in_4bit = True  # type: ignore[assignment]  # by which PEFT chooses its layers
-    keep(module)
+    keep_packing(module)
 
 
-def keep(module: nn.Module) -> None:
+def keep_packing(module: nn.Module) -> None:
     """Keep 4-bit weights as they are. On processors with units for bf16 bitsandbytes else packs them anew at the first
     evaluation, with scales in bf16, so that the rest of the training would have another base.
 

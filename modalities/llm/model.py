@@ -103,7 +103,7 @@ def load_model(recipe: LanguageRecipe, tokenizer: Any, weights: Path | None) -> 
         )
     except (OSError, ValueError, KeyError) as error:  # KeyError: a family that picks its attention by name
         raise unreadable_model(path, error, FAMILY) from error
-    quantized.keep(causal)
+    quantized.keep_packing(causal)
     if section.kernels == "liger":
         apply_liger(causal)
     is_base = weights is None or section.adapts

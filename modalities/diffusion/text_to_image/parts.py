@@ -30,6 +30,8 @@ class Parts:
     """
 
     def __init__(self, recipe: Config, known: Facts, weights: Path | None = None):
+        from ..attention import by_length
+
         self.recipe, self.known, self.family = recipe, known, known.family
         section = recipe.model
         self.adapted: dict[str, ImageLora] = {}
@@ -41,8 +43,6 @@ class Parts:
         start = facts(str(weights)) if weights is not None and self.whole else known
         lower = recipe.train.precision.startswith("bf16") and not section.trains_text
         self.pipe = load(start, torch.bfloat16 if lower else torch.float32)
-        from ..attention import by_length
-
         by_length(self.denoiser)
         self._prepare(weights)
 

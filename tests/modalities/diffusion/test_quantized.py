@@ -22,6 +22,7 @@ def test_loss_and_gradients_are_those_of_what_the_bits_stand_for(pipeline: str, 
     small, plain = (make_task(pipeline, model={"quantization": kind}) for kind in ("nf4", "none"))
     layers = {name: layer for name, layer in small.named_modules() if isinstance(layer, Linear4bit)}
     assert len(layers) > 10
+    assert not any(layer.support_avx512bf16_for_cpu for layer in layers.values())
     adapters = [dict(task.named_parameters()) for task in (small, plain)]
     trained = sorted(name for name, value in adapters[0].items() if value.requires_grad)
     assert trained == sorted(name for name, value in adapters[1].items() if value.requires_grad)
